@@ -1,0 +1,231 @@
+"""Ring and hear: wake an idle worker, in any process on this host, when a job is ready.
+
+The bells are named pipes in a folder beside the database, a queue hashed to
+one of them. A byte in a pipe means "look"; it stays there until somebody looks,
+so a ring between a look and a sleep is not lost. A bell is a hint: whoever is
+rung looks, and whoever waits looks again after a while by itself.
+
+Boundary: knows queues by name only, and neither jobs nor the database.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+BELLS: Final = 64
+"""Few enough to open all of them, enough for most queues to have one of their own."""
+WAIT_SECONDS_MAX: Final = 60.0
+"""A longer wait returns early; callers look again anyway."""
+
+_DRAIN_BYTES: Final = 65_536  # what a pipe holds
+_CHECK_SECONDS: Final = 1.0
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(slots=True, kw_only=True)
+class _Bell:
+    """An open pipe, which file it was, and when its name was last seen to be that file."""
+
+    fd: int
+    file: tuple[int, int]
+    checked: float
+
+
+class Doorbell:
+    """The bells of one database; any number of threads may wait and ring.
+
+    Nothing here raises for what is found in the folder: a bell that cannot be
+    used is silent, waiting for it lasts until the timeout, and `broken` says why.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # A ring from a signal handler may interrupt a ring: the lock must let it in again.
+        self._mutex = threading.RLock()
+        self._bells: dict[int, _Bell] = {}
+        self._broken: dict[int, str] = {}
+
+    @property
+    def broken(self) -> str | None:
+        """Why a bell cannot be used, None while all that were tried can."""
+        return next(iter(list(self._broken.values())), None)
+
+    def ring(self, queue: str) -> None:
+        """Wake one of those who wait for this queue; never waits and never fails.
+
+        Creates nothing: where there is no pipe nobody has ever waited. A full
+        pipe rings already.
+        """
+        with suppress(OSError), self._mutex:
+            bell = self._bell(_number(queue), create=False)
+            if bell is not None:
+                os.write(bell.fd, b"\1")
+
+    def listen(self, queues: Sequence[str] | None) -> None:
+        """Open the bells of these queues (None: all), so that a ring from now on is kept.
+
+        Call it before the look that precedes a `wait`.
+        """
+        with self._mutex:
+            self._open(_numbers(queues))
+
+    def wait(
+        self,
+        queues: Sequence[str] | None,
+        timeout_seconds: float,
+        wake_fd: int | None = None,
+    ) -> bool:
+        """Sleep until a bell of these queues (None: all) rings; empty it and return True.
+
+        Returns False when `wake_fd` became readable, or after `timeout_seconds`,
+        at most `WAIT_SECONDS_MAX`. One ring wakes one of several waiters. A
+        signal does not end the wait unless its handler raises. Raises OSError
+        when `wake_fd` cannot be waited for.
+        """
+        timeout = min(max(0.0, timeout_seconds), WAIT_SECONDS_MAX)
+        numbers = _numbers(queues)
+        if sys.platform == "linux":
+            try:
+                poller = select.epoll(select.EPOLL_CLOEXEC)
+            except OSError:
+                pass  # out of descriptors: wait the other way, which needs none
+            else:
+                with poller:
+                    return self._wait_epoll(poller, numbers, timeout, wake_fd)
+        return self._wait_poll(numbers, timeout, wake_fd)
+
+    def close(self) -> None:
+        """Close the pipes; they are opened again when next used."""
+        with self._mutex:
+            bells, self._bells = self._bells, {}
+            for bell in bells.values():
+                os.close(bell.fd)
+
+    def abandon(self) -> None:
+        """In a forked child: close this process's copies, whatever other threads were doing."""
+        self._mutex = threading.RLock()
+        self.close()
+
+    if sys.platform == "linux":
+
+        def _wait_epoll(
+            self, poller: select.epoll, numbers: Iterable[int], timeout: float, wake_fd: int | None
+        ) -> bool:
+            # Made for each wait: a few microseconds, and nothing to share between threads.
+            if wake_fd is not None:
+                poller.register(wake_fd, select.EPOLLIN)
+            with self._mutex:  # so that no descriptor is closed, and its number reused, meanwhile
+                heard = self._open(numbers)
+                for fd in heard:
+                    with suppress(OSError):  # the user's limit of epoll watches
+                        poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            ready = [fd for fd, _ in poller.poll(timeout)]
+            return self._drain(heard[fd] for fd in ready if fd in heard)
+
+    def _wait_poll(self, numbers: Iterable[int], timeout: float, wake_fd: int | None) -> bool:
+        poller = select.poll()
+        if wake_fd is not None:
+            poller.register(wake_fd, select.POLLIN)
+        with self._mutex:
+            heard = self._open(numbers)
+        for fd in heard:
+            poller.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poller.poll(timeout * 1000)]
+        return self._drain(heard[fd] for fd in ready if fd in heard)
+
+    def _drain(self, numbers: Iterable[int]) -> bool:
+        """Empty these bells; say whether there were any."""
+        rang = False
+        for number in numbers:
+            # True although another may have emptied it first: a look costs little, and if the
+            # other dies before it looks, this look is the one that finds the job.
+            rang = True
+            with suppress(OSError), self._mutex:
+                if bell := self._bells.get(number):
+                    os.read(bell.fd, _DRAIN_BYTES)
+        return rang
+
+    def _open(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return descriptor to number of those bells that can be heard."""
+        bells = ((number, self._bell(number, create=True)) for number in numbers)
+        return {bell.fd: number for number, bell in bells if bell is not None}
+
+    def _bell(self, number: int, *, create: bool) -> _Bell | None:
+        """Return an open bell, None where there is none or it cannot be used.
+
+        Once a second its name is looked up again: the folder may have been
+        removed, or restored from a copy, and then old and new processes would
+        sit at different pipes. Looking at every ring would cost as much as the
+        ring, to mend sooner what the waiter's own look mends in a second.
+        """
+        now = time.monotonic()
+        bell = self._bells.get(number)
+        if bell is not None and now - bell.checked < _CHECK_SECONDS:
+            return bell
+        path = self.folder / f"{number:02d}"
+        try:
+            if bell is not None:
+                bell.checked = now
+                if _names(path, bell.file):
+                    return bell
+                del self._bells[number]
+                os.close(bell.fd)
+            opened = self._open_pipe(path, create=create)
+        except OSError as error:
+            self._broken[number] = f"{path}: {error.strerror or error}"
+            return None
+        self._broken.pop(number, None)
+        if opened is None:
+            return None
+        fd, file = opened
+        self._bells[number] = bell = _Bell(fd=fd, file=file, checked=now)
+        return bell
+
+    def _open_pipe(self, path: Path, *, create: bool) -> tuple[int, tuple[int, int]] | None:
+        """Open a named pipe and return descriptor and identity; None where there is no file."""
+        try:
+            fd = os.open(path, _OPEN_FLAGS)
+        except FileNotFoundError:
+            if not create:
+                return None
+            with suppress(FileExistsError):
+                self.folder.mkdir(mode=0o700)
+            with suppress(FileExistsError):
+                os.mkfifo(path, 0o600)
+            fd = os.open(path, _OPEN_FLAGS)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISFIFO(status.st_mode):
+                raise OSError(0, "is not a pipe; remove it, and the bell works again")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, (status.st_dev, status.st_ino)
+
+
+def _number(queue: str) -> int:
+    """Return a queue's bell, the same in every process and version."""
+    return zlib.crc32(queue.encode("utf-8", "surrogatepass")) % BELLS
+
+
+def _numbers(queues: Sequence[str] | None) -> Iterable[int]:
+    return range(BELLS) if queues is None else {_number(queue) for queue in queues}
+
+
+def _names(path: Path, file: tuple[int, int]) -> bool:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return (status.st_dev, status.st_ino) == file

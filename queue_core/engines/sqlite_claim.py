@@ -1,0 +1,145 @@
+"""Lease ready jobs: best first, expired ones buried, those without a handler set aside.
+
+Boundary: works inside a write transaction that its caller holds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from queue_core import stats
+from queue_core.engine import ClaimRequest
+from queue_core.engines import sqlite_finish
+from queue_core.engines.sqlite_file import SQL
+from queue_core.engines.sqlite_reads import claimed
+from queue_core.job import Claim, Claimed, Outcome, Reason, Settlement, State
+from queue_core.stats import Tally
+
+LOOKS_MAX: Final = 4
+"""How often one claim looks again after finding only expired or parked jobs."""
+
+
+@lru_cache(maxsize=64)
+def tasks_json(tasks: frozenset[str]) -> str:
+    """Return a set of tasks as the JSON array that the statements take."""
+    return json.dumps(sorted(tasks))
+
+
+def candidates(
+    connection: sqlite3.Connection, queues: Sequence[str] | None
+) -> list[tuple[int, str]]:
+    """Return the queues that have something to claim, in the order to look.
+
+    The caller's order is kept; without one they start at a random place, so
+    that none starves behind another.
+    """
+    rows: list[tuple[int, str]] = connection.execute(SQL["claim_queues"]).fetchall()
+    if queues is None:
+        if len(rows) > 1:
+            # Fairness, not secrecy.
+            start = random.randrange(len(rows))  # noqa: S311
+            rows = rows[start:] + rows[:start]
+        return rows
+    by_name = {name: (id_, name) for id_, name in rows}
+    return [by_name[name] for name in queues if name in by_name]
+
+
+def parked_wait(connection: sqlite3.Connection, request: ClaimRequest) -> bool:
+    """Whether jobs were set aside for want of a handler that this claimer has."""
+    if request.tasks is None:
+        return False
+    tasks = tasks_json(request.tasks)
+    return connection.execute(SQL["claim_parked"], {"tasks": tasks}).fetchone() is not None
+
+
+def claim(
+    connection: sqlite3.Connection,
+    tally: Tally,
+    now_us: int,
+    lease_us: int,
+    request: ClaimRequest,
+    holder: int,
+) -> list[Claimed]:
+    """Lease up to `request.limit` jobs until the monotonic instant `lease_us`."""
+    if request.tasks is not None and parked_wait(connection, request):
+        connection.execute(SQL["claim_unpark"], {"tasks": tasks_json(request.tasks)})
+    taken: list[Claimed] = []
+    for queue_id, name in candidates(connection, request.queues):
+        for _ in range(LOOKS_MAX):
+            wanted = request.limit - len(taken)
+            if wanted <= 0:
+                return taken
+            rows = connection.execute(
+                SQL["claim_jobs"],
+                {
+                    "queue": queue_id,
+                    "limit": wanted,
+                    "holder": holder,
+                    "lease": lease_us,
+                    "now": now_us,
+                    "started": int(request.starts),
+                },
+            ).fetchall()
+            if not rows:
+                break
+            rows.sort(key=lambda row: (-row[7], row[15]))
+            fit = _sift(connection, tally, now_us, queue_id, request, rows)
+            _count(tally, now_us, queue_id, request, fit)
+            taken.extend(claimed(row, name) for row in fit)
+            if len(rows) < wanted:
+                break
+    return taken
+
+
+def _sift(
+    connection: sqlite3.Connection,
+    tally: Tally,
+    now_us: int,
+    queue_id: int,
+    request: ClaimRequest,
+    rows: list[tuple[Any, ...]],
+) -> list[tuple[Any, ...]]:
+    """Return the rows to hand out; the expired die, those without a handler step aside."""
+    fit, expired, aside = [], [], []
+    for row in rows:
+        if row[14] is not None and row[14] <= now_us:
+            expired.append(row)
+        elif request.tasks is not None and row[2] not in request.tasks:
+            aside.append((row[0], row[1]))
+        else:
+            fit.append(row)
+    if aside:
+        connection.executemany(SQL["claim_park"], aside)
+    if expired:
+        tally.move(queue_id, State.READY, State.CLAIMED, len(expired))
+        sqlite_finish.settle(connection, tally, now_us, [_expiry(row) for row in expired])
+    return fit
+
+
+def _expiry(row: tuple[Any, ...]) -> Settlement:
+    return Settlement(
+        claim=Claim(id=row[0], run=row[1]),
+        to=State.DEAD,
+        outcome=Outcome.REJECTED,
+        charge=False,
+        reason=Reason.EXPIRED,
+        error="the job was not started before it expired",
+    )
+
+
+def _count(
+    tally: Tally, now_us: int, queue_id: int, request: ClaimRequest, rows: list[tuple[Any, ...]]
+) -> None:
+    if not rows:
+        return
+    tally.move(queue_id, State.READY, State.CLAIMED, len(rows))
+    for row in rows:
+        tally.add(queue_id, row[2], stats.CLAIMS)
+        if request.starts:
+            tally.add(queue_id, row[2], stats.STARTED)
+            tally.observe_us(queue_id, row[2], stats.WAIT, now_us - row[12])

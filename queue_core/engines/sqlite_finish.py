@@ -1,0 +1,185 @@
+"""Carry out settlements: move claimed rows on, write the ledger, count.
+
+Boundary: works inside a write transaction that its caller holds; decides
+nothing, and touches only rows whose claim `(id, run)` still stands.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from queue_core import stats
+from queue_core.engines.sqlite_file import SQL
+from queue_core.job import Settled, Settlement, Stale, State
+from queue_core.stats import Tally
+
+ERROR_LENGTH_MAX = 2048
+TRACEBACK_LENGTH_MAX = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The columns of a claimed row that its settlement needs."""
+
+    run: int
+    queue: int
+    task: str
+    attempts: int
+    ready_us: int
+    eligible_us: int
+    claimed_us: int
+    key: str | None
+    started: bool
+
+
+def settle(
+    connection: sqlite3.Connection,
+    tally: Tally,
+    now_us: int,
+    settlements: Sequence[Settlement],
+) -> tuple[list[Settled | Stale], set[int]]:
+    """Settle each claim that still stands; return the results and the queues that got ready jobs.
+
+    A claim named twice in one call is settled once, by its first settlement.
+    """
+    held = _held(connection, [settlement.claim.id for settlement in settlements])
+    results: list[Settled | Stale] = []
+    groups: defaultdict[State, list[dict[str, Any]]] = defaultdict(list)
+    attempts: list[dict[str, Any]] = []
+    keys: list[tuple[int, str, int]] = []
+    woken: set[int] = set()
+    for settlement in settlements:
+        claim = settlement.claim
+        row = held.get(claim.id)
+        if row is None or row.run != claim.run:
+            results.append(Stale(claim=claim))
+            tally.add(row.queue if row else 0, "", stats.STALE)
+            continue
+        del held[claim.id]
+        results.append(Settled(claim=claim, state=settlement.to))
+        groups[settlement.to].append(_parameters(settlement, row, now_us))
+        if settlement.started_us is not None and settlement.to is not State.DONE:
+            attempts.append(_ledger_line(settlement, now_us))
+        if row.key is not None and settlement.to in {State.DONE, State.DEAD}:
+            keys.append((row.queue, row.key, claim.id))
+        if settlement.to is State.READY:
+            woken.add(row.queue)
+        count(tally, settlement, row, now_us)
+    if attempts:
+        connection.executemany(SQL["finish_attempt"], attempts)
+        connection.executemany(SQL["finish_ledger_trim"], attempts)
+    for state, rows in groups.items():
+        _move(connection, state, rows)
+    start_key_life(connection, keys, now_us)
+    return results, woken
+
+
+def _held(connection: sqlite3.Connection, ids: Sequence[int]) -> dict[int, _Held]:
+    rows = connection.execute(SQL["finish_rows"], {"ids": json.dumps(list(ids))})
+    return {
+        id_: _Held(run, queue, task, attempts, ready, eligible, claimed, key, bool(started))
+        for id_, run, queue, task, attempts, ready, eligible, claimed, key, started in rows
+    }
+
+
+def _parameters(settlement: Settlement, row: _Held, now_us: int) -> dict[str, Any]:
+    started_us = settlement.started_us
+    if started_us is None and row.started:
+        started_us = row.claimed_us
+    return {
+        "id": settlement.claim.id,
+        "run": settlement.claim.run,
+        "now": now_us,
+        "started": started_us,
+        "charge": int(settlement.charge),
+        "death": int(settlement.death),
+        "due": now_us + settlement.delay_us,
+        "reason": settlement.reason,
+        "error": cut(settlement.error, ERROR_LENGTH_MAX),
+        "traceback": cut(settlement.traceback, TRACEBACK_LENGTH_MAX),
+    }
+
+
+def _ledger_line(settlement: Settlement, now_us: int) -> dict[str, Any]:
+    return {
+        "id": settlement.claim.id,
+        "run": settlement.claim.run,
+        "started": settlement.started_us,
+        "now": now_us,
+        "outcome": settlement.outcome,
+        "cause": settlement.cause,
+        "error": cut(settlement.error, ERROR_LENGTH_MAX),
+    }
+
+
+def cut(text: str | None, length: int) -> str | None:
+    """Bound a text that came from a handler; the end of it is kept, where the cause stands."""
+    if text is None:
+        return None
+    text = text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\\0")
+    return text if len(text) <= length else "…" + text[-(length - 1) :]
+
+
+_MOVES = {
+    State.DONE: ("finish_done", "finish_remove"),
+    State.DEAD: ("finish_dead", "finish_remove"),
+    State.READY: ("finish_ready",),
+    State.DELAYED: ("finish_delayed",),
+}
+
+
+def _move(connection: sqlite3.Connection, state: State, rows: list[dict[str, Any]]) -> None:
+    for name in _MOVES[state]:
+        changed = connection.executemany(SQL[name], rows).rowcount
+        if changed != len(rows):
+            # The rows were read under the lock a moment ago: only a damaged
+            # file, or a writer without any lock, can make these differ.
+            raise sqlite3.DatabaseError(f"{name} changed {changed} rows of {len(rows)}")
+
+
+def start_key_life(
+    connection: sqlite3.Connection, keys: Sequence[tuple[int, str, int]], now_us: int
+) -> None:
+    """Let the keys of finished jobs expire, in the queues that say when."""
+    lives: dict[int, int | None] = {}
+    for queue, key, job in keys:
+        if queue not in lives:
+            row = connection.execute(SQL["queue_options"], {"queue": queue}).fetchone()
+            lives[queue] = row[2] if row else None
+        life_us = lives[queue]
+        if life_us is not None:
+            connection.execute(
+                SQL["finish_key"],
+                {"queue": queue, "key": key, "job": job, "expires": now_us + life_us},
+            )
+
+
+def count(tally: Tally, settlement: Settlement, row: _Held, now_us: int) -> None:
+    """Count one settlement: depth, attempt, retry or end, and how long each took."""
+    queue, task, to = row.queue, row.task, settlement.to
+    tally.move(queue, State.CLAIMED, to)
+    started_us = settlement.started_us
+    if started_us is None and row.started:
+        started_us = row.claimed_us
+    if started_us is not None:
+        if not row.started:
+            tally.add(queue, task, stats.STARTED)
+            tally.observe_us(queue, task, stats.WAIT, started_us - row.ready_us)
+        tally.add(queue, task, stats.FINISHED, settlement.outcome)
+        series = "ok" if to is State.DONE else "error"
+        tally.observe_us(queue, task, stats.DURATION, settlement.duration_us, series)
+        if settlement.charge and to in {State.READY, State.DELAYED}:
+            tally.add(queue, task, stats.RETRIES, settlement.outcome)
+    if to is State.DONE:
+        tally.add(queue, task, stats.JOBS_FINISHED, "succeeded")
+        tally.observe_us(queue, task, stats.LATENCY, now_us - row.eligible_us)
+        tally.observe_attempts(queue, task, row.attempts + 1)
+    elif to is State.DEAD:
+        tally.add(queue, task, stats.JOBS_FINISHED, "dead")
+        tally.add(queue, task, stats.DEAD_LETTERS, settlement.reason or "invalid")
+        tally.observe_attempts(queue, task, row.attempts + int(settlement.charge))

@@ -1,0 +1,393 @@
+"""Fork a process of the tree, and take its first steps in the one safe order.
+
+Boundary: from the fork to the call of `main`, and what `main` is given. What the
+process does is a function passed in; when it is started or ended is
+`supervise`'s business. Never imports the queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import fcntl
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.context import ForkProcess
+from types import FrameType
+from typing import Any, Final
+
+import setproctitle
+import structlog
+
+from supervisor.slot import Kind, Slot, SlotState, start_time
+from supervisor.slots import SlotTable
+
+log = structlog.get_logger("herdsman.child")
+
+INSTANCE_VARIABLE: Final = "HERDSMAN_INSTANCE_UUID"
+"""Set in every child, so that what a handler executes can be found after we are gone."""
+_OOM_SCORE_STEP: Final = 500
+"""The kernel is to kill a worker, which is replaced, before the supervisor, which is not."""
+_PR_SET_PDEATHSIG: Final = 1  # prctl(2)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_SUPERVISOR_ONLY: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS",
+                           "LISTEN_PID", "LISTEN_FDNAMES")  # fmt: skip
+_libc: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class JobInterrupted(BaseException):
+    """The supervisor wants the running job back now: release it uncharged."""
+
+
+class SoftTimeout(BaseException):
+    """The running job is past its soft deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What a process is for. `kind` is worker, keeper or web; `main` returns its exit code."""
+
+    name: str
+    pool: str
+    main: Callable[[Child], int]
+    kind: Kind = Kind.WORKER
+
+
+class Child:
+    """What `main` is given: its slot, and the wishes of the supervisor as flags.
+
+    Signals never raise outside `interruptible`; they set a flag and make
+    `wake_fd` readable, so that a wait on it ends at once.
+    """
+
+    def __init__(self, role: Role, slot: Slot, table: SlotTable, *, parent_pid: int, news_fd: int) -> None:
+        self.name = role.name
+        self.pool = role.pool
+        self.kind = role.kind
+        self.slot = slot
+        self.table = table
+        self.wake_fd = -1
+        self.reopen_logs = False
+        self.interrupted = False
+        self._wake_write = -1
+        self._parent_pid = parent_pid
+        self._terminated = False
+        self._interruptible = False
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._stack_fd = -1
+        self._news_fd = news_fd
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the supervisor is gone."""
+        return os.getppid() != self._parent_pid
+
+    @property
+    def stopping(self) -> bool:
+        """Whether to finish what is begun and return.
+
+        A worker stops on TERM, on a drain of the tree, and when it is retired. The
+        keeper and `web` outlast a TERM sent to the whole group (platforms do that):
+        they stop when the supervisor retires them, or is gone.
+        """
+        if self.slot.retire or self.interrupted:
+            return True
+        if self.kind is Kind.WORKER:
+            return self._terminated or self.table.draining
+        return self.orphaned
+
+    def ready(self) -> None:
+        """Say that booting is over; the same as entering IDLE for the first time."""
+        self.slot.enter(SlotState.IDLE)
+        with contextlib.suppress(OSError):
+            os.write(self._news_fd, b"r")  # else it is seen at the supervisor's next look
+
+    def clear_wake(self) -> None:
+        """Empty `wake_fd`; do it before looking at the flags, so that no wish is missed."""
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self.wake_fd, 4096)) == 4096:
+                pass
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let QUIT and ALRM raise JobInterrupted and SoftTimeout, while the slot is in RUN.
+
+        Catch them around the `with`, not inside it: they can also be raised
+        while it is entered or left.
+        """
+        self._interruptible = True
+        try:
+            if self.interrupted:
+                raise JobInterrupted
+            yield
+        finally:
+            self._interruptible = False
+
+    def rearm(self) -> int:
+        """Put back signal handlers, mask and alarm after a job; return how many it had replaced."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        replaced = 0
+        for signum, handler in self._handlers.items():
+            if signal.getsignal(signum) is not handler:
+                signal.signal(signum, handler)
+                replaced += 1
+        if signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False) != self._wake_write:
+            replaced += 1
+        if replaced:
+            self.slot.rearmed += replaced
+        return replaced
+
+    # ---- signals ----------------------------------------------------------------------
+
+    def _on_term(self, signum: int, frame: FrameType | None) -> None:
+        self._terminated = True
+
+    def _on_quit(self, signum: int, frame: FrameType | None) -> None:
+        self._terminated = self.interrupted = True
+        if self._interruptible and self.slot.state is SlotState.RUN:
+            self._interruptible = False
+            raise JobInterrupted
+
+    def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
+        if self._interruptible and self.slot.state is SlotState.RUN:
+            raise SoftTimeout
+
+    def _on_reopen(self, signum: int, frame: FrameType | None) -> None:
+        self.reopen_logs = True
+
+    def _on_stacks(self, signum: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.dump_traceback(file=2)
+
+    def _on_nothing(self, signum: int, frame: FrameType | None) -> None:
+        """Take a signal that means nothing here; SIG_IGN would reach executed programs too."""
+
+    def install(self, wake: tuple[int, int] | None) -> None:
+        """Install handlers and the wake descriptor; signals are still masked."""
+        if wake is None:
+            wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.wake_fd, self._wake_write = wake
+        defaults = (signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP)
+        for signum in defaults:
+            signal.signal(signum, signal.SIG_DFL)
+        handlers = {
+            signal.SIGTERM: self._on_term,
+            signal.SIGINT: self._on_nothing,
+            signal.SIGQUIT: self._on_quit,
+            signal.SIGHUP: self._on_nothing,
+            signal.SIGUSR1: self._on_reopen,
+            signal.SIGALRM: self._on_alarm,
+            signal.SIGWINCH: self._on_nothing,
+            signal.SIGPIPE: signal.SIG_IGN,
+        }
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        # Bound methods are made anew at each look; remember the very objects installed.
+        self._handlers = {signum: signal.getsignal(signum) for signum in handlers}
+        signal.signal(signal.SIGUSR2, self._on_stacks)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def open_stacks(self) -> None:
+        """Point faulthandler at the slot's file: fatal signals, and USR2 under a held GIL."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._stack_fd = os.open(self.slot.stack_path, flags, 0o600)
+        faulthandler.enable(file=self._stack_fd, all_threads=True)
+        faulthandler.register(signal.SIGUSR2, file=self._stack_fd, all_threads=True, chain=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """A process just made. `owned` are the descriptors that the supervisor now holds for it."""
+
+    process: ForkProcess
+    pid: int
+    pidfd: int
+    owned: frozenset[int]
+
+
+def open_descriptors() -> set[int]:
+    """Return the open descriptors of this process."""
+    with os.scandir("/proc/self/fd") as entries:
+        numbers = {int(entry.name) for entry in entries}
+    return {fd for fd in numbers if _is_open(fd)}  # the scan's own one is closed by now
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_GETFD)
+    except OSError:
+        return False
+    return True
+
+
+def thread_count() -> int:
+    """Return how many threads this process has."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans of our descendants, so that what jobs leave behind is seen."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def fork(
+    role: Role,
+    slot: Slot,
+    table: SlotTable,
+    *,
+    close: Iterable[int],
+    news_fd: int,
+    wake: tuple[int, int] | None = None,
+) -> Forked:
+    """Fork a process for an opened slot. Raises OSError when the kernel refuses.
+
+    `close` are the descriptors the child must not keep: the instance lock, the
+    epoll, the siblings' pidfds. `news_fd` is a
+    pipe to the supervisor, written when READY. `wake` is the keeper's pipe. The fork context is
+    named, because since Python 3.14 the default is a fork server, whose children
+    are not ours.
+    """
+    context = multiprocessing.get_context("fork")
+    process = context.Process(
+        target=_first_steps,
+        args=(role, slot, table, tuple(close), wake, news_fd, os.getpid()),
+        name=role.name,
+        daemon=False,
+    )
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()  # what is buffered would be written by both sides
+    before = open_descriptors()
+    # Masked, a signal meant for the child cannot run the supervisor's handler in it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        process.start()
+        pid = process.pid
+        assert pid is not None
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        for fd in open_descriptors() - before:
+            os.close(fd)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)  # on both sides: whoever is first, the group exists for killpg
+    slot.pid, slot.start_time = pid, start_time(pid)
+    return Forked(
+        process=process, pid=pid, pidfd=pidfd, owned=frozenset(open_descriptors() - before)
+    )
+
+
+def _first_steps(
+    role: Role,
+    slot: Slot,
+    table: SlotTable,
+    close: tuple[int, ...],
+    wake: tuple[int, int] | None,
+    news_fd: int,
+    parent_pid: int,
+) -> None:
+    """Turn the copy of the supervisor into a process of its own, run `main`, and exit."""
+    code = 1
+    try:
+        for fd in close:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        signal.set_wakeup_fd(-1)  # else our signals would wake the supervisor
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        die_with_parent(signal.SIGTERM if role.kind is Kind.KEEPER else signal.SIGKILL)
+        if os.getppid() != parent_pid:  # it died before the line above
+            os._exit(0)
+        slot.pid, slot.start_time = os.getpid(), start_time()
+        child = Child(role, slot, table, parent_pid=parent_pid, news_fd=news_fd)
+        child.install(wake)
+        child.open_stacks()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        random.seed()
+        setproctitle.setproctitle(f"herdsman: {role.name}")
+        _raise_oom_score()
+        for name in _SUPERVISOR_ONLY:
+            os.environ.pop(name, None)
+        os.environ[INSTANCE_VARIABLE] = table.instance_uuid
+        code = _run_main(role, child)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        # Not sys.exit: it joins threads that a handler may have left running for ever.
+        os._exit(code & 0xFF)
+
+
+def _run_main(role: Role, child: Child) -> int:
+    slot = child.slot
+    try:
+        code = role.main(child)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        slot.note = slot.note or f"left by sys.exit({error.code!r})"
+    except BaseException as error:
+        slot.note = f"{type(error).__name__}: {error}"
+        log.error("process_failed", process=role.name, exc_info=True)
+        code = 1
+    slot.enter(SlotState.EXIT)
+    return int(code or 0)
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """Have the kernel send us a signal when the thread that forked us ends."""
+    if _libc is not None and _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
+
+
+def _raise_oom_score() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
+            score = min(1000, int(file.read()) + _OOM_SCORE_STEP)
+            file.seek(0)
+            file.write(str(score).encode())
+
+
+def kill_group(pid: int) -> bool:
+    """Kill a whole process group; say whether there was one."""
+    if pid <= 1:
+        return False
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
+
+
+def kill_groups(table: SlotTable) -> int:
+    """Kill the process group of every live slot but ours; return how many.
+
+    The keeper's last duty when the supervisor is gone: workers die by themselves
+    then (PDEATHSIG), but not what they started.
+    """
+    me = os.getpid()
+    killed = 0
+    for slot in table.slots:
+        pid = slot.pid
+        if not pid or pid == me or not slot.live:
+            continue
+        now = start_time(pid)
+        # 0: the leader is gone already, and its number stays taken while the group lives.
+        if now in (0, slot.start_time) and kill_group(pid):
+            killed += 1
+    return killed

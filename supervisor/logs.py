@@ -1,0 +1,328 @@
+"""Write every event as one line, in one write, whatever its source.
+
+structlog events and standard-library log records go through the same steps: context,
+redaction, size cap, one line. Logging never raises into its caller: what cannot be written
+is counted in `lost`. Boundary: knows no queue; the current job is read through a context
+variable that the worker sets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
+
+import structlog
+
+LINE_BYTES_MAX: Final = 4096
+"""Longest line, newline included: a pipe takes this much in one piece (PIPE_BUF on Linux)."""
+CUT: Final = "…[cut]"
+REDACTED: Final = "[redacted]"
+DEPTH_MAX: Final = 5
+ITEMS_MAX: Final = 100
+
+EVENTS: Final[set[str]] = {
+    "message",  # a record of the standard library; its text is under `message`
+    "config_loaded", "config_warning", "config_reload_failed",
+    "handlers_loaded", "handler_changed_process",
+    "attempt_finished", "job_finished", "stale_claim", "lease_lost",
+    "logs_reopened", "logs_lost",
+}  # fmt: skip
+"""The closed list of event names. Modules add theirs with `register` when they are imported."""
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_SECRET: Final = re.compile(r"password|passwd|token|secret|authorization|api_?key", re.IGNORECASE)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+class RunningJob(Protocol):
+    """What the log needs of the job that runs now."""
+
+    @property
+    def id(self) -> int:
+        """The job's number."""
+        ...
+
+    @property
+    def run(self) -> int:
+        """The number of this claim."""
+        ...
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        ...
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        ...
+
+    @property
+    def attempts(self) -> int:
+        """Attempts charged before this one."""
+        ...
+
+
+current_job: ContextVar[RunningJob | None] = ContextVar("herdsman_job", default=None)
+"""The job that runs in this context; its id, queue, task and attempt join every line."""
+
+
+def register(*names: str) -> None:
+    """Add event names to `EVENTS`; raises ValueError when one is not snake_case."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no event name; write lower_case_words")
+        EVENTS.add(name)
+
+
+class _Sink:
+    """Where lines go: a descriptor, or a stream that has none (a test's)."""
+
+    def __init__(self) -> None:
+        self.fd: int | None = 2
+        self.stream: TextIO | None = None
+        self.owned = False
+        self.lost = 0
+
+    def aim(self, fd: int | None, stream: TextIO | None, *, owned: bool) -> None:
+        old, was_owned = self.fd, self.owned
+        self.fd, self.stream, self.owned = fd, stream, owned
+        if was_owned and old is not None and old != fd:
+            with contextlib.suppress(OSError):
+                os.close(old)
+
+    def write(self, line: bytes) -> None:
+        try:
+            if self.fd is not None:
+                # One write: lines of processes that share the descriptor do not interleave.
+                if os.write(self.fd, line) != len(line):
+                    self.lost += 1
+            elif self.stream is not None:
+                self.stream.write(line.decode(errors="replace"))
+                self.stream.flush()
+        except (OSError, ValueError):  # EPIPE, ENOSPC, EAGAIN, or a closed stream
+            self.lost += 1
+
+
+_sink: Final = _Sink()
+_render: Callable[[dict[str, Any]], bytes]
+
+
+def lost() -> int:
+    """Return how many lines this process could not write."""
+    return _sink.lost
+
+
+def configure(
+    stream: TextIO | None = None, *, json: bool | None = None, level: str = "info"
+) -> None:
+    """Send all logs of this process to `stream` (None: standard error).
+
+    `json` None means console lines on a terminal and JSON lines elsewhere. Safe to call
+    again, also after a fork. Raises ValueError for an unknown level.
+    """
+    if level not in _LEVELS:
+        raise ValueError(f"{level!r} is no log level; use {', '.join(_LEVELS)}")
+    stream = sys.stderr if stream is None else stream
+    try:
+        fd: int | None = stream.fileno()
+        terminal = stream.isatty()
+    except (OSError, ValueError, AttributeError):
+        fd, terminal = None, False
+    _sink.aim(fd, stream, owned=False)
+    global _render
+    as_json = not terminal if json is None else json
+    _render = _json_line if as_json else _console_renderer(terminal)
+    structlog.configure(
+        processors=[_process],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=_Logger,
+        cache_logger_on_first_use=False,  # else a second configure() would change nothing
+    )
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if isinstance(h, _Handler)]:
+        root.removeHandler(handler)
+    root.addHandler(_Handler())
+    root.setLevel(_LEVELS[level])
+    logging.raiseExceptions = False
+
+
+def reopen(path: Path) -> bool:
+    """Send logs to the end of `path` from now on, opened anew (created 0600).
+
+    For log rotation. When it cannot be opened, the old target stays and False returns.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        structlog.get_logger("herdsman.logs").error(
+            "logs_lost", path=str(path), error=error.strerror
+        )
+        return False
+    _sink.aim(fd, None, owned=True)
+    return True
+
+
+class _Logger:
+    """The end of structlog's chain: its methods get the finished line."""
+
+    def __init__(self, name: str = "herdsman") -> None:
+        self.name = name
+
+    def msg(self, line: bytes) -> None:
+        _sink.write(line)
+
+    debug = info = warning = error = critical = exception = log = msg
+
+
+class _Handler(logging.Handler):
+    """Bring records of the standard library onto the same path."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, Any] = {"event": "message"}
+        try:
+            fields["message"] = record.getMessage()
+        except Exception as error:
+            fields["message"] = (
+                f"{record.msg!r:.200} (arguments do not fit: {type(error).__name__})"
+            )
+        if record.exc_info:
+            fields["exc_info"] = record.exc_info
+        _sink.write(_line(record.name, record.levelname.lower(), fields))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        _sink.lost += 1
+
+
+def _process(logger: Any, method: str, fields: MutableMapping[str, Any]) -> bytes:
+    level = "error" if method == "exception" else method
+    return _line(getattr(logger, "name", "herdsman"), level, dict(fields))
+
+
+# structlog hands a processor's bytes to the logger as its only argument.
+
+
+def _line(name: str, level: str, fields: dict[str, Any]) -> bytes:
+    """Build one finished line; never raises."""
+    try:
+        event = str(fields.pop("event", "message"))
+        whole: dict[str, Any] = {
+            "timestamp": _now(), "level": level, "event": event, "logger": name,
+        }  # fmt: skip
+        whole.update(structlog.contextvars.get_contextvars())
+        job = current_job.get()
+        if job is not None:
+            whole.update(
+                job_id=job.id, run=job.run, queue=job.queue, task=job.task,
+                attempt=job.attempts + 1,
+            )  # fmt: skip
+        exc_info = fields.pop("exc_info", None)
+        whole.update(fields)
+        if exc_info:
+            whole["exception"] = _exception(exc_info)
+        return _render({key: _clean(key, value, 0) for key, value in whole.items()})
+    except Exception as error:
+        _sink.lost += 1
+        kind = type(error).__name__
+        return f'{{"event":"logs_lost","level":"error","error":"{kind}"}}\n'.encode()
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def _exception(exc_info: Any) -> str:
+    if isinstance(exc_info, BaseException):
+        exc_info = (type(exc_info), exc_info, exc_info.__traceback__)
+    elif not isinstance(exc_info, tuple):
+        exc_info = sys.exc_info()
+    if exc_info[0] is None:
+        return ""
+    return "".join(traceback.format_exception(*exc_info, limit=-20)).rstrip()
+
+
+def _clean(key: object, value: Any, depth: int) -> Any:
+    """Redact secrets and turn everything into plain JSON values, bounded in depth and number."""
+    if isinstance(key, str) and _SECRET.search(key):
+        return REDACTED
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if depth < DEPTH_MAX:
+        if isinstance(value, Mapping):
+            items = list(value.items())[:ITEMS_MAX]
+            return {str(name): _clean(name, item, depth + 1) for name, item in items}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [_clean(None, item, depth + 1) for item in list(value)[:ITEMS_MAX]]
+    try:
+        return str(value) if isinstance(value, Path) else repr(value)
+    except Exception:
+        return f"<{type(value).__name__}: it has no printable form>"
+
+
+def _json_line(fields: dict[str, Any]) -> bytes:
+    for longest in _lengths():
+        line = json.dumps(
+            {k: _shorten(v, longest) for k, v in fields.items()} if longest else fields,
+            ensure_ascii=False, default=repr, separators=(",", ":"),
+        )  # fmt: skip
+        data = line.encode(errors="backslashreplace") + b"\n"
+        if len(data) <= LINE_BYTES_MAX:
+            return data
+    head = {k: str(fields.get(k))[:200] for k in ("timestamp", "level", "event", "logger")}
+    return json.dumps({**head, "cut": True}).encode() + b"\n"
+
+
+def _lengths() -> Iterator[int]:
+    yield 0
+    yield from (2048, 1024, 512, 256, 128, 64)
+
+
+def _shorten(value: Any, longest: int) -> Any:
+    """Cut a long value to text with a mark; the end of a traceback tells more than its start."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+    if len(text) <= longest:
+        return value
+    if text.startswith("Traceback"):
+        return CUT + text[-longest:]
+    return text[:longest] + CUT
+
+
+def _console_renderer(colors: bool) -> Callable[[dict[str, Any]], bytes]:
+    console = structlog.dev.ConsoleRenderer(
+        colors=colors and not os.environ.get("NO_COLOR"),
+        exception_formatter=structlog.dev.plain_traceback,
+        pad_event_to=0,
+    )
+
+    def render(fields: dict[str, Any]) -> bytes:
+        trace = fields.pop("exception", None)
+        # Values may come from payloads: no terminal escape of theirs reaches the terminal.
+        safe = {k: _CONTROL.sub("·", v) if isinstance(v, str) else v for k, v in fields.items()}
+        text = str(console(None, "", safe))
+        if trace:
+            text += "\n" + "\n".join(_CONTROL.sub("·", line) for line in trace.splitlines())
+        data = text.encode(errors="backslashreplace")
+        if len(data) >= LINE_BYTES_MAX:
+            mark = CUT.encode()
+            data = data[: LINE_BYTES_MAX - 1 - len(mark)].decode(errors="ignore").encode() + mark
+        return data + b"\n"
+
+    return render
+
+
+_render = _json_line

@@ -1,0 +1,196 @@
+"""Find and end what processes left behind: strangers, orphans, survivors of a crash.
+
+Boundary: reads /proc, waits for and kills processes that no seat owns. It starts
+nothing and decides nothing about seats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from supervisor.child import INSTANCE_VARIABLE, kill_group
+from supervisor.slot import SlotState, start_time
+from supervisor.slots import SlotTable
+
+_SWEEP_ROUNDS: Final = 3
+_ENVIRON_BYTES_MAX: Final = 1024 * 1024
+_REAP_MAX: Final = 1000
+"""Strangers reaped in one turn of the loop: a fork bomb must not stop supervision."""
+
+
+class OomCounter:
+    """Counts the kernel's out-of-memory kills in our control group."""
+
+    def __init__(self) -> None:
+        self._path = _oom_file()
+        self._seen = self._read()
+
+    def _read(self) -> int:
+        if self._path is None:
+            return 0
+        try:
+            with open(self._path, encoding="ascii") as file:
+                for line in file:
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        except (OSError, ValueError):
+            return 0
+        return 0
+
+    def grew(self) -> bool:
+        """Say whether there was a kill that no earlier call has accounted for."""
+        if self._read() > self._seen:
+            self._seen += 1
+            return True
+        return False
+
+
+def _oom_file() -> str | None:
+    """Return the file that counts kills: cgroup v2, v1, else of the whole host."""
+    candidates = []
+    with contextlib.suppress(OSError):
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                _, controllers, path = line.rstrip("\n").split(":", 2)
+                if not controllers:
+                    candidates.append(f"/sys/fs/cgroup{path}/memory.events")
+                elif "memory" in controllers.split(","):
+                    candidates.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+    candidates.append("/proc/vmstat")
+    return next((path for path in candidates if os.access(path, os.R_OK)), None)
+
+
+def reap_strangers(is_ours: Callable[[int], bool], on_ours: Callable[[int], None]) -> int:
+    """Reap every dead child that no seat owns; return how many.
+
+    They come to us as PID 1 and as subreaper. Only looked at first (WNOWAIT),
+    because reaping one of our own here would lose its cause of death.
+    """
+    reaped = 0
+    for _ in range(_REAP_MAX):
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return reaped
+        if found is None:
+            return reaped
+        if is_ours(found.si_pid):
+            on_ours(found.si_pid)
+            continue
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(found.si_pid, os.WNOHANG)
+        reaped += 1
+    return reaped
+
+
+def children() -> list[int]:
+    """Return the pids of our children, adopted ones too."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+            found += [int(pid) for pid in file.read().split()]
+    return found
+
+
+def kill_strays(is_ours: Callable[[int], bool], rounds: int = 20) -> int:
+    """Kill the adopted processes, and those that come to us as they die; return how many."""
+    killed = 0
+    for _ in range(rounds):
+        strays = [pid for pid in children() if not is_ours(pid)]
+        if not strays:
+            break
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)  # our own unreaped child: its number is its own
+                killed += 1
+        _wait_gone(strays, 0.5)
+        reap_strangers(is_ours, lambda pid: None)
+    return killed
+
+
+def _wait_gone(pids: list[int], seconds: float) -> bool:
+    """Wait until processes are dead, at most so long."""
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            continue
+        try:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([fd], [], [], left)[0]:
+                return False
+        finally:
+            os.close(fd)
+    return True
+
+
+def sweep(table: SlotTable, instance_uuid: str | None = None, seconds: float = 5.0) -> int:
+    """Kill what a crashed supervisor left running; return how many processes.
+
+    The recorded processes whose start time still matches, then everything that
+    carries the instance in its environment: programs a handler executed. Call it
+    while holding the instance lock, before new workers start.
+    """
+    instance_uuid = instance_uuid or table.instance_uuid
+    killed = 0
+    if table.same_boot:
+        gone = []
+        for slot in table.slots:
+            pid = slot.pid
+            if not pid or slot.state in (SlotState.FREE, SlotState.DEAD):
+                continue
+            now = start_time(pid)
+            if now in (0, slot.start_time):
+                killed += kill_group(pid)
+                gone.append(pid)
+        _wait_gone(gone, seconds)
+    for _ in range(_SWEEP_ROUNDS):
+        marked = _marked(instance_uuid)
+        if not marked:
+            break
+        for pid in marked:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        _wait_gone(marked, seconds / _SWEEP_ROUNDS)
+    return killed
+
+
+def _marked(instance_uuid: str) -> list[int]:
+    """Return processes of our user started with the instance in their environment."""
+    wanted = f"{INSTANCE_VARIABLE}={instance_uuid}".encode()
+    spare = _ancestors()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in spare:
+            continue
+        try:
+            if os.stat(f"/proc/{name}").st_uid != os.geteuid():
+                continue
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if wanted in file.read(_ENVIRON_BYTES_MAX).split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def _ancestors() -> set[int]:
+    """Return our own pid and those above it: a supervisor started by a job spares its parents."""
+    spare = {0, 1}
+    pid = os.getpid()
+    while pid not in spare:
+        spare.add(pid)
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return spare

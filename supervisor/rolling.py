@@ -1,0 +1,233 @@
+"""Replace processes one at a time: after a reload, and when they have had their time.
+
+The successor boots beside the old process, which is only then told to leave, so
+that a pool never shrinks, and a configuration that cannot boot hurts nothing.
+
+Boundary: whose turn it is. Forking and signalling is `herd`'s, the seats are
+`roster`'s; the trial of a new configuration is `trial`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from supervisor import policy
+from supervisor.herd import Herd, Process, Seat, Squad
+from supervisor.notify import Notifier
+from supervisor.policy import SECOND_NS, Cause
+from supervisor.roster import Roster
+from supervisor.slot import Kind
+from supervisor.trial import Trial
+
+if TYPE_CHECKING:
+    from supervisor.supervise import Tree
+
+log = structlog.get_logger("herdsman.supervise")
+
+RELOAD_STARTED: Final = "reload_started"
+RELOAD_FINISHED: Final = "reload_finished"
+RELOAD_FAILED: Final = "reload_failed"
+WORKER_RECYCLED: Final = "worker_recycled"
+HEIRS_MAX: Final = 3
+"""Successors of one seat that may fail to boot before a reload is called off."""
+SPARE_BELOW: Final = 4
+"""Pools smaller than this start the successor first: a fifth of a big pool is no loss."""
+
+
+class Rolling:
+    """Grants turns: at most one seat of the whole tree is being replaced."""
+
+    def __init__(self, tree: Tree, herd: Herd, roster: Roster, notifier: Notifier) -> None:
+        self._tree = tree
+        self._herd = herd
+        self._roster = roster
+        self._notifier = notifier
+        self._turn: Seat | None = None
+        self._trial: Trial | None = None
+        self._again = False
+        self._rolling = False
+
+    @property
+    def trial(self) -> Trial | None:
+        """The throwaway process that tries a new configuration, if there is one."""
+        return self._trial
+
+    # ---- reload -----------------------------------------------------------------------
+
+    def request(self, now_ns: int) -> None:
+        """Begin a reload, or remember to begin another once this one is over."""
+        if self._trial is not None or self._rolling:
+            self._again = True
+            return
+        if self._tree.reload is None:
+            log.warning(RELOAD_FAILED, why="this supervisor was started without a reload")
+            return
+        log.info(RELOAD_STARTED)
+        usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._notifier.send(RELOADING=1, MONOTONIC_USEC=usec, STATUS="reloading")
+        if self._tree.validate is None:
+            self._apply(now_ns)
+            return
+        limit_ns = now_ns + int(self._tree.boot_seconds * SECOND_NS)
+        try:
+            self._trial = Trial(self._tree.validate, self._herd, limit_ns)
+        except OSError as error:
+            self._fail(f"cannot fork: {error.strerror}", now_ns)
+
+    def on_trial_end(self, now_ns: int) -> None:
+        """Read how the trial ended; go on with the reload, or call it off."""
+        assert self._trial is not None
+        verdict = self._trial.finish()
+        self._trial = None
+        if verdict is None:
+            self._apply(now_ns)
+        else:
+            self._fail(verdict, now_ns)
+
+    def _apply(self, now_ns: int) -> None:
+        assert self._tree.reload is not None
+        try:
+            fresh = self._tree.reload()
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}", now_ns)
+            return
+        if fresh is None:
+            self._finish(now_ns)
+            return
+        tree, roster = self._tree, self._roster
+        tree.grace_seconds, tree.boot_seconds = fresh.grace_seconds, fresh.boot_seconds
+        tree.pools = fresh.pools
+        known = {squad.name: squad for squad in roster.pools}
+        for spec in fresh.pools:
+            squad = known.pop(spec.name, None)
+            if squad is None:
+                roster.pools.append(roster.add(spec))
+                continue
+            roster.configure(squad, spec)
+            roster.resize(squad, spec.processes)
+        for squad in known.values():
+            roster.remove(squad)
+        roster.keeper.main = fresh.keeper
+        if roster.web is not None and fresh.web is not None:
+            roster.web.main = fresh.web
+        for squad in roster.squads:
+            squad.generation += 1
+            squad.state.parked = False
+            squad.state.tries = 0
+            squad.state.crash_loop_since_ns = None
+            squad.state.unexpected_ns.clear()
+            for seat in squad.seats:
+                seat.heirs_failed = 0
+                seat.history.failures = seat.history.boots = 0
+                if seat.process is None:
+                    seat.start_at_ns = now_ns
+        self._rolling = True
+
+    def _fail(self, why: str, now_ns: int) -> None:
+        log.error(RELOAD_FAILED, why=why)
+        self._over(False, now_ns)
+
+    def _finish(self, now_ns: int) -> None:
+        log.info(RELOAD_FINISHED)
+        self._over(True, now_ns)
+
+    def _over(self, ok: bool, now_ns: int) -> None:
+        self._rolling = False
+        self._tree.table.record_reload(ok, now_ns)
+        self._notifier.send(READY=1, STATUS="running" if ok else "running; last reload failed")
+        if self._again:
+            self._again = False
+            self.request(now_ns)
+
+    # ---- turns ------------------------------------------------------------------------
+
+    def turn(self, now_ns: int) -> None:
+        """End the turn that is over, and grant the next one."""
+        if self._trial is not None and self._trial.late(now_ns):
+            self._trial.kill()
+        if self._turn is not None:
+            if not self._over_for(self._turn):
+                return
+            self._turn = None
+        if self._rolling:
+            self._roll(now_ns)
+        else:
+            self._recycle(now_ns)
+
+    def _over_for(self, seat: Seat) -> bool:
+        heir = seat.heir
+        if heir is not None:
+            if not heir.ready:
+                return False
+            old, seat.process, seat.heir = seat.process, heir, None
+            if old is not None:
+                self._herd.retire(old, Cause.RECYCLE)
+            self._roster.publish(seat.squad)
+            return True
+        # Without a successor: the seat is filled again, or something else has happened to it.
+        process = seat.process
+        gone = seat not in seat.squad.seats
+        return gone or process is None or not process.told or process.rung > 0
+
+    def _roll(self, now_ns: int) -> None:
+        squads = [*self._roster.pools, *[s for s in (self._roster.web, self._roster.keeper) if s]]
+        for squad in squads:
+            for seat in squad.seats:
+                process = seat.process
+                if process is None or process.generation == squad.generation:
+                    continue
+                if seat.heirs_failed >= HEIRS_MAX:
+                    self._call_off(now_ns, f"{seat.name}: {squad.record.note or 'does not boot'}")
+                    return
+                self._grant(seat, now_ns, spare=squad.kind is Kind.WORKER)
+                return
+        if all(one.ready for one in self._current(squads)):
+            self._finish(now_ns)
+
+    def _current(self, squads: list[Squad]) -> list[Process]:
+        seats = [seat for squad in squads for seat in squad.seats]
+        return [seat.process for seat in seats if seat.process is not None]
+
+    def _call_off(self, now_ns: int, why: str) -> None:
+        """Keep the old processes that are left: better old than none."""
+        for squad in self._roster.squads:
+            for seat in squad.seats:
+                if seat.process is not None:
+                    seat.process.generation = squad.generation
+        self._fail(why, now_ns)
+
+    def _recycle(self, now_ns: int) -> None:
+        for squad in self._roster.pools:
+            limits = policy.Recycling(
+                max_jobs=squad.limits.max_jobs,
+                max_rss_bytes=squad.limits.max_rss_bytes,
+                max_age_seconds=squad.limits.max_age_seconds,
+            )
+            for seat in squad.seats:
+                process = seat.process
+                if process is None or not process.ready or process.told or process.rung:
+                    continue
+                slot = process.slot
+                why = policy.recycle_due(
+                    limits,
+                    jobs=slot.jobs_done + slot.jobs_failed,
+                    rss_bytes=slot.rss_bytes,
+                    age_ns=now_ns - slot.boot_ns,
+                    share=process.share,
+                )
+                if why is None or seat.heirs_failed >= HEIRS_MAX:
+                    continue
+                log.info(WORKER_RECYCLED, process=seat.name, why=why)
+                self._grant(seat, now_ns, spare=len(squad.seats) < SPARE_BELOW)
+                return
+
+    def _grant(self, seat: Seat, now_ns: int, *, spare: bool) -> None:
+        if spare:
+            if self._roster.start_heir(seat, now_ns):
+                self._turn = seat
+        elif seat.process is not None:
+            self._turn = seat
+            self._herd.retire(seat.process, Cause.RECYCLE)

@@ -1,0 +1,469 @@
+"""Read and write the shared record of one process, and of one pool.
+
+A record is 1,024 words of 8 bytes. Every number is one aligned word, loaded and
+stored whole through `memoryview.cast("Q")`: `struct.pack_into` clears a field
+before it fills it, and other processes were seen to read that zero.
+
+Boundary: records only; `slots` owns the file they live in, and no process is
+started, signalled or judged here. Each field has one writer at a time: the
+supervisor while the process boots and after it died, the process itself in
+between, the keeper for `revoked` alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+BATCH_MAX: Final = 256
+"""Jobs a worker may claim in one turn (design: the worker's turn)."""
+NAME_BYTES_MAX: Final = 160
+NOTE_BYTES_MAX: Final = 512
+POOL_NOTE_BYTES_MAX: Final = 256
+STACK_BYTES_MAX: Final = 16 * 1024
+SLOT_WORDS: Final = 1024
+POOL_WORDS: Final = 128
+REVOKE_WAIT_SECONDS: Final = 0.005
+"""Pause between writing `revoked` and reading `started`.
+
+A worker stores `started` before it loads `revoked`. A store leaves the store
+buffer of its core within microseconds, so after this pause either the worker
+has seen the revocation or we see its start.
+"""
+
+RSS_INTERVAL_NS: Final = 1_000_000_000
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_MASK: Final = (1 << 64) - 1
+
+
+class SlotState(IntEnum):
+    """What the process of a record is doing; FREE and DEAD have no process."""
+
+    FREE = 0
+    BOOT = 1
+    IDLE = 2
+    CLAIM = 3
+    RUN = 4
+    SETTLE = 5
+    EXIT = 6
+    DEAD = 7
+
+
+class Kind(IntEnum):
+    """Which part of the tree a process is."""
+
+    WORKER = 0
+    KEEPER = 1
+    WEB = 2
+
+
+# Word numbers inside a slot record.
+_SEQ, _EPOCH, _PID, _START_TIME, _POOL, _STATE, _ENTERED, _BOOT, _READY = range(9)
+_HOLDER, _JOB, _RUN, _STARTED_NS, _SOFT, _HARD, _PROGRESS, _DONE, _FAILED = range(9, 18)
+_RSS, _CPU, _CAUSE, _SIGNAL, _EXIT_CODE, _NOTE_LEN, _SIZE, _STARTED = range(18, 26)
+_FINISHED: Final = 26  # four words
+_REVOKED, _NAME_LEN, _KIND, _LEAKED, _DIED, _REARMED, _RETIRE, _BEAT, _RSS_AT = range(30, 39)
+_NAME: Final = 40
+_NOTE: Final = 60
+_IDS: Final = 124
+_RUNS: Final = _IDS + BATCH_MAX
+_DURATIONS: Final = _RUNS + BATCH_MAX
+
+
+def _word(index: int, doc: str, *, writable: bool = True) -> property:
+    """Make a property over one word of a record."""
+
+    def load(self: _Record) -> int:
+        return self._w[index]
+
+    def store(self: _Record, value: int) -> None:
+        self._w[index] = value & _MASK
+
+    return property(load, store if writable else None, doc=doc)
+
+
+class _Record:
+    """A run of words with texts in it."""
+
+    __slots__ = ("_bytes", "_w", "index")
+
+    def __init__(self, words: memoryview, index: int) -> None:
+        self._w = words
+        self._bytes = words.cast("B")
+        self.index = index
+
+    def _text(self, length_word: int, at: int, limit: int) -> str:
+        length = min(self._w[length_word], limit)
+        return bytes(self._bytes[at * 8 : at * 8 + length]).decode("utf-8", "replace")
+
+    def _set_text(self, length_word: int, at: int, limit: int, text: str) -> None:
+        data = text.encode("utf-8", "replace")[:limit]
+        data = data.decode("utf-8", "ignore").encode()  # never half a character at the cut
+        self._w[length_word] = 0
+        self._bytes[at * 8 : at * 8 + len(data)] = data
+        self._w[length_word] = len(data)
+
+    def release(self) -> None:
+        """Let go of the mapping, so that it can be closed."""
+        self._bytes.release()
+        self._w.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchView:
+    """One consistent look at the batch of a slot.
+
+    `claims` are `(id, run)` in start order. `started` counts the jobs begun:
+    the last of them is the one running, unless it is in `finished`, which maps
+    an index to its duration in microseconds. `revoked_from` is the first index
+    that the keeper took back.
+    """
+
+    claims: tuple[tuple[int, int], ...]
+    started: int
+    finished: dict[int, int]
+    revoked_from: int | None = None
+
+    @property
+    def running(self) -> int | None:
+        """Index of the job that began and has not finished well; None when there is none."""
+        last = self.started - 1
+        return last if last >= 0 and last not in self.finished else None
+
+    @property
+    def unstarted(self) -> tuple[tuple[int, int], ...]:
+        """Claims never begun: hand them back uncharged."""
+        return self.claims[self.started :]
+
+    @property
+    def rest(self) -> tuple[tuple[int, int], ...]:
+        """Claims taken back by a revocation; empty when there was none."""
+        return () if self.revoked_from is None else self.claims[self.revoked_from :]
+
+
+class Slot(_Record):
+    """The record of one process: who it is, what it does, which jobs it holds."""
+
+    __slots__ = ("_stack_path",)
+
+    epoch = _word(_EPOCH, "Number of processes that have had this record.", writable=False)
+    pid = _word(_PID, "Process id; 0 before the fork.")
+    start_time = _word(_START_TIME, "Start time of the pid in clock ticks since boot.")
+    pool_index = _word(_POOL, "Index of the pool in the table.", writable=False)
+    entered_ns = _word(_ENTERED, "Monotonic time the state was entered.", writable=False)
+    boot_ns = _word(_BOOT, "Monotonic time of the fork.", writable=False)
+    ready_ns = _word(_READY, "Monotonic time of READY; 0 while booting.", writable=False)
+    beat_ns = _word(_BEAT, "Monotonic time of the last sign of life.", writable=False)
+    holder = _word(_HOLDER, "The number this worker's claims carry; 0 before it has one.")
+    job = _word(_JOB, "Id of the job started last; 0 outside a batch.", writable=False)
+    run = _word(_RUN, "Run of that job.", writable=False)
+    started_ns = _word(_STARTED_NS, "Monotonic time that job started.", writable=False)
+    soft_deadline_ns = _word(_SOFT, "Monotonic soft deadline; 0 is none.", writable=False)
+    hard_deadline_ns = _word(_HARD, "Monotonic hard deadline; 0 is none.", writable=False)
+    progress = _word(_PROGRESS, "Grows with every sign of life.", writable=False)
+    jobs_done = _word(_DONE, "Jobs this process finished well.", writable=False)
+    jobs_failed = _word(_FAILED, "Jobs this process finished otherwise.", writable=False)
+    rss_bytes = _word(_RSS, "Resident memory, at most about a second old.")
+    cpu_us = _word(_CPU, "Processor time used, in microseconds.")
+    cause = _word(_CAUSE, "Code of the cause of death (`policy.CAUSES`); 0 while alive.")
+    signal = _word(_SIGNAL, "Signal that ended the process; 0 for none.")
+    exit_code = _word(_EXIT_CODE, "Exit code of the process.")
+    leaked = _word(_LEAKED, "Processes this one left behind, which were killed.")
+    died_ns = _word(_DIED, "Monotonic time the death was seen; 0 while alive.")
+    rearmed = _word(_REARMED, "Signal handlers that jobs replaced and we put back.")
+    retire = _word(_RETIRE, "1 when the supervisor wants this process to finish and leave.")
+    batch_size = _word(_SIZE, "Claims in the batch.", writable=False)
+    started = _word(_STARTED, "Jobs of the batch begun so far.", writable=False)
+
+    def __init__(self, words: memoryview, index: int, stack_path: str) -> None:
+        super().__init__(words, index)
+        self._stack_path = stack_path
+
+    @property
+    def stack_path(self) -> str:
+        """File that faulthandler of this process writes to."""
+        return self._stack_path
+
+    @property
+    def state(self) -> SlotState:
+        """What the process does now."""
+        value = self._w[_STATE]
+        return SlotState(value) if value <= SlotState.DEAD else SlotState.DEAD
+
+    @property
+    def kind(self) -> Kind:
+        """Which part of the tree this process is."""
+        value = self._w[_KIND]
+        return Kind(value) if value <= Kind.WEB else Kind.WORKER
+
+    @property
+    def live(self) -> bool:
+        """Whether the record belongs to a process that has not died."""
+        return SlotState.BOOT <= self._w[_STATE] <= SlotState.EXIT
+
+    @property
+    def name(self) -> str:
+        """Name of the process, `emails/0`."""
+        return self._text(_NAME_LEN, _NAME, NAME_BYTES_MAX)
+
+    @property
+    def note(self) -> str:
+        """Last error the process told about itself."""
+        return self._text(_NOTE_LEN, _NOTE, NOTE_BYTES_MAX)
+
+    @note.setter
+    def note(self, text: str) -> None:
+        self._set_text(_NOTE_LEN, _NOTE, NOTE_BYTES_MAX, text)
+
+    # ---- supervisor -------------------------------------------------------------------
+
+    def open(self, *, name: str, pool_index: int, kind: Kind, now_ns: int) -> None:
+        """Give the record to a process about to be forked."""
+        w = self._w
+        seq, epoch, state = w[_SEQ], w[_EPOCH], w[_STATE]
+        if state != SlotState.FREE:
+            raise RuntimeError(f"slot {self.index} is {SlotState(state).name}, not FREE")
+        w[_SEQ] = seq | 1
+        for word in range(_PID, _NAME):
+            w[word] = 0
+        w[_POOL] = pool_index
+        w[_KIND] = kind
+        self._set_text(_NAME_LEN, _NAME, NAME_BYTES_MAX, name)
+        w[_EPOCH] = epoch + 1
+        w[_BOOT] = w[_ENTERED] = w[_BEAT] = now_ns
+        w[_SEQ] = (seq | 1) + 1
+        self.clear_stack()
+        w[_STATE] = SlotState.BOOT
+
+    def bury(self, *, cause: int, signal: int, exit_code: int, now_ns: int) -> None:
+        """Record a death; batch and note stay for the keeper."""
+        w = self._w
+        w[_CAUSE], w[_SIGNAL], w[_EXIT_CODE], w[_DIED] = cause, signal, exit_code, now_ns
+        w[_STATE] = SlotState.DEAD
+
+    # ---- the process itself -----------------------------------------------------------
+
+    def enter(self, state: SlotState) -> None:
+        """Say what the process does from now on."""
+        w = self._w
+        now_ns = time.monotonic_ns()
+        w[_ENTERED] = w[_BEAT] = now_ns
+        w[_STATE] = state
+        w[_PROGRESS] += 1
+        if state == SlotState.IDLE and not w[_READY]:
+            w[_READY] = now_ns
+
+    def beat(self) -> None:
+        """Show a sign of life; memory and processor time are looked at once a second."""
+        w = self._w
+        now_ns = time.monotonic_ns()
+        w[_BEAT] = now_ns
+        w[_PROGRESS] += 1
+        if now_ns - w[_RSS_AT] >= RSS_INTERVAL_NS:
+            w[_RSS_AT] = now_ns
+            w[_RSS] = resident_bytes()
+            w[_CPU] = time.process_time_ns() // 1000
+
+    def begin_batch(self, claims: Sequence[tuple[int, int]]) -> None:
+        """Publish claims before any of them starts. Raises ValueError over BATCH_MAX."""
+        size = len(claims)
+        if size > BATCH_MAX:
+            raise ValueError(f"a batch of {size} claims is over the {BATCH_MAX} a slot holds")
+        w = self._w
+        seq = w[_SEQ]
+        w[_SEQ] = seq | 1  # odd: readers wait, or take the batch as unknown
+        w[_STARTED] = 0
+        w[_FINISHED] = w[_FINISHED + 1] = w[_FINISHED + 2] = w[_FINISHED + 3] = 0
+        for at, (job, run) in enumerate(claims):
+            w[_IDS + at] = job
+            w[_RUNS + at] = run
+        w[_SIZE] = size
+        w[_SEQ] = (seq | 1) + 1
+
+    def start(self, i: int, *, soft_ns: int = 0, hard_ns: int = 0) -> bool:
+        """Begin claim `i` of the batch; deadlines are monotonic instants, 0 is none.
+
+        False: the keeper took the rest back. Do not run it; release the claims
+        from `i` on (the keeper may have been faster: stale ones are expected).
+        """
+        w = self._w
+        w[_STARTED] = i + 1  # before `revoked` is read: see REVOKE_WAIT_SECONDS
+        revoked = w[_REVOKED]
+        if revoked and revoked >> 16 == w[_SEQ]:
+            w[_STARTED] = i
+            return False
+        now_ns = time.monotonic_ns()
+        w[_HARD], w[_SOFT] = hard_ns, soft_ns
+        w[_JOB], w[_RUN] = w[_IDS + i], w[_RUNS + i]
+        w[_STARTED_NS] = w[_ENTERED] = w[_BEAT] = now_ns
+        w[_STATE] = SlotState.RUN
+        return True
+
+    def finish_ok(self, i: int, duration_us: int) -> None:
+        """Record that claim `i` finished well, so that the keeper can settle it if we die."""
+        w = self._w
+        w[_HARD] = 0  # the deadline was this job's, not the next one's
+        w[_DURATIONS + i] = duration_us
+        w[_FINISHED + (i >> 6)] |= 1 << (i & 63)
+        w[_DONE] += 1
+        w[_PROGRESS] += 1
+
+    def finish_failed(self) -> None:
+        """Count a job that ended otherwise than well; its settlement is the worker's."""
+        w = self._w
+        w[_HARD] = 0
+        w[_FAILED] += 1
+        w[_PROGRESS] += 1
+
+    def end_batch(self) -> None:
+        """Forget the batch: all of it is settled."""
+        w = self._w
+        seq = w[_SEQ]
+        w[_SEQ] = seq | 1
+        w[_SIZE] = w[_STARTED] = w[_JOB] = w[_RUN] = w[_HARD] = w[_SOFT] = 0
+        w[_SEQ] = (seq | 1) + 1
+
+    # ---- keeper -----------------------------------------------------------------------
+
+    def batch(self) -> BatchView | None:
+        """Return a consistent view of the batch.
+
+        None: the process died while it published one (or is publishing now), so
+        none of its claims had started; ask the database what the holder has.
+        """
+        w = self._w
+        for _ in range(50):
+            seq = w[_SEQ]
+            if not seq & 1:
+                size = min(w[_SIZE], BATCH_MAX)
+                ids = w[_IDS : _IDS + size].tolist()
+                runs = w[_RUNS : _RUNS + size].tolist()
+                bits = [w[_FINISHED + at] for at in range(4)]
+                started, revoked = min(w[_STARTED], size), w[_REVOKED]
+                finished = {
+                    at: w[_DURATIONS + at] for at in range(size) if bits[at >> 6] >> (at & 63) & 1
+                }
+                if w[_SEQ] == seq:
+                    word = revoked & 0xFFFF
+                    mine = revoked >> 16 == seq and word >= 2
+                    return BatchView(
+                        claims=tuple(zip(ids, runs, strict=True)),
+                        started=started,
+                        finished=finished,
+                        revoked_from=min(word - 2, size) if mine else None,
+                    )
+            time.sleep(0.0002)
+        return None
+
+    def revoke(self, pause: Callable[[float], None] = time.sleep) -> int | None:
+        """Take back the claims that have not started; return how many had.
+
+        Then `batch().rest` lists them. None: there is no batch, nothing is left
+        to take back, or the batch ended meanwhile. The word carries the sequence
+        number of the batch it means, so a new batch starts unrevoked.
+        """
+        w = self._w
+        seq = w[_SEQ]
+        if seq & 1 or w[_STARTED] >= w[_SIZE]:
+            return None
+        w[_REVOKED] = seq << 16 | 1
+        pause(REVOKE_WAIT_SECONDS)
+        started = w[_STARTED]
+        size = w[_SIZE]
+        if w[_SEQ] != seq or started >= size:
+            return None
+        w[_REVOKED] = seq << 16 | (started + 2)
+        return started
+
+    def free(self) -> None:
+        """Give a DEAD record back for a new process, once its jobs are dealt with."""
+        if self._w[_STATE] == SlotState.DEAD:
+            self._w[_PID] = 0
+            self._w[_STATE] = SlotState.FREE
+
+    # ---- stacks -----------------------------------------------------------------------
+
+    def clear_stack(self) -> None:
+        """Empty the stack file; it is opened for appending, so writers go on at 0."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        os.close(os.open(self._stack_path, flags, 0o600))
+
+    def stack_text(self) -> str:
+        """Return the stacks the process left, at most STACK_BYTES_MAX of them."""
+        try:
+            fd = os.open(self._stack_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return ""
+        try:
+            data = os.read(fd, STACK_BYTES_MAX)
+        finally:
+            os.close(fd)
+        text = data.decode("utf-8", "replace")
+        return "".join(c for c in text if c == "\n" or c == "\t" or c.isprintable()).strip()
+
+
+class Pool(_Record):
+    """The record of one pool, written by the supervisor and read by metrics."""
+
+    __slots__ = ()
+
+    processes = _word(1, "Processes configured.")
+    restarts = _word(2, "Processes started in place of one that ended.")
+    backoff_until_ns = _word(3, "Monotonic time before which nothing is started; 0 is none.")
+    crash_loop = _word(4, "1 while the pool is in a crash loop.")
+    parked = _word(5, "1 when the supervisor gave the pool up, and only probes it.")
+    failures = _word(6, "Unexpected ends in a row.")
+    active = _word(8, "1 while the configuration names the pool.")
+    ready = _word(9, "Processes that are READY now.")
+    live = _word(10, "Processes that are alive now.")
+
+    @property
+    def name(self) -> str:
+        """Name of the pool; those of the keeper and of `web` begin with `@`."""
+        return self._text(0, 32, NAME_BYTES_MAX)
+
+    @name.setter
+    def name(self, text: str) -> None:
+        self._set_text(0, 32, NAME_BYTES_MAX, text)
+
+    @property
+    def note(self) -> str:
+        """Last error of a process of this pool."""
+        return self._text(7, 64, POOL_NOTE_BYTES_MAX)
+
+    @note.setter
+    def note(self, text: str) -> None:
+        self._set_text(7, 64, POOL_NOTE_BYTES_MAX, text)
+
+    def count_exit(self, cause: int) -> None:
+        """Add one to the exits of a cause, a code of `policy.CAUSES`."""
+        self._w[16 + cause] += 1
+
+    def exits(self, cause: int) -> int:
+        """Return how many processes ended by that cause."""
+        return self._w[16 + cause]
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return the resident memory of a process; 0 when it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def start_time(pid: int | str = "self") -> int:
+    """Return when a process started, in clock ticks since boot; 0 when there is none.
+
+    The command name in field 2 may hold blanks and brackets, so count from its end.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,215 @@
+"""Bind the address and run the HTTP server until the supervisor wants it to stop.
+
+Boundary: sockets, uvicorn and the child's wishes; what is answered is `app`.
+Imported in the `web` process alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from queue_core import open_engine
+from supervisor import catalogue, logs
+from supervisor.child import Child
+from supervisor.processes import read_processes
+from supervisor.settings import Settings
+from supervisor.web.app import application
+from supervisor.web.guard import ANSWER_SECONDS_MAX, Hosts
+from supervisor.web.sources import Opener, Sources
+
+logs.register("web_listening", "web_not_started", "web_stopped")
+log = structlog.get_logger("herdsman.web")
+
+CONNECTIONS_MAX: Final = 100
+HEADER_BYTES_MAX: Final = 16 * 1024
+HEADER_SECONDS_MAX: Final = 10.0
+"""Time a client has to send a request's head once it is connected; then it is cut off."""
+GRACE_SECONDS: Final = 2
+BEAT_SECONDS: Final = 1.0
+TOKEN_BYTES_MAX: Final = 4096
+
+
+class WebError(Exception):
+    """The server cannot start; the text says what, where and what next."""
+
+
+def run(child: Child, settings: Settings, database: str) -> int:
+    """Serve until the supervisor wants the process to stop; return the exit code."""
+    try:
+        token = read_token(settings.web.token_file)
+        listener = bind(settings.web.host, settings.web.port)
+    except WebError as error:
+        # The supervisor backs off and tries again; the workers go on without us.
+        child.slot.note = str(error)
+        log.error("web_not_started", why=str(error))
+        return 1
+    sources = Sources(
+        Opener(lambda: open_engine(database)),
+        catalogue.expected(settings),
+        lambda: read_processes(child.table),
+        instance=settings.instance,
+        engine="sqlite" if "://" not in database else "postgresql",
+    )
+    app = application(sources, hosts=Hosts(settings.web.host), token=token)
+    child.ready()
+    log.info("web_listening", address=url(listener))
+
+    def beat() -> bool:
+        child.clear_wake()
+        child.slot.beat()
+        if child.reopen_logs:
+            child.reopen_logs = False
+            if settings.logs.file is not None:
+                logs.reopen(settings.logs.file)
+        return child.stopping
+
+    serve(app, listener, beat=beat, wake_fd=child.wake_fd)
+    log.info("web_stopped")
+    return 0
+
+
+def serve(
+    app: ASGIApp, listener: socket.socket, *, beat: Callable[[], bool], wake_fd: int | None
+) -> None:
+    """Answer requests until `beat` returns True; it is called every second, and on a wake-up."""
+    config = uvicorn.Config(
+        app,
+        interface="asgi3",
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+    )
+    server = Server(config)
+
+    async def attend() -> None:
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+        if wake_fd is not None:
+            loop.add_reader(wake_fd, woken.set)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not task.done():
+            woken.clear()
+            if beat():
+                server.should_exit = True
+            waiter = asyncio.create_task(woken.wait())
+            await asyncio.wait(
+                {task, waiter}, timeout=BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            waiter.cancel()
+        if wake_fd is not None:
+            loop.remove_reader(wake_fd)
+        await task
+
+    # Not asyncio.run, which would take SIGINT for itself: signals are the child's.
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(attend())
+    finally:
+        loop.close()
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals alone: they belong to the process it runs in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install no handler."""
+        yield
+
+
+class Connection(H11Protocol):
+    """A connection that is cut off when its client is too slow.
+
+    Without this, a client that sends half a request, or reads half an answer,
+    holds its place for ever, and CONNECTIONS_MAX of them shut everybody else out.
+    """
+
+    _watch: asyncio.TimerHandle | None = None
+    _seen: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to watch the client."""
+        super().connection_made(transport)
+        self._watch = self.loop.call_later(HEADER_SECONDS_MAX, self._check, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop watching."""
+        if self._watch is not None:
+            self._watch.cancel()
+        super().connection_lost(exc)
+
+    def _check(self, before: object) -> None:
+        cycle = self.cycle
+        answering = cycle is not None and not cycle.response_complete
+        # `before` is what was going on one check ago: the same means no progress since.
+        if cycle is before:
+            self.transport.abort()
+            return
+        seconds = ANSWER_SECONDS_MAX + 5.0 if answering else HEADER_SECONDS_MAX
+        self._watch = self.loop.call_later(seconds, self._check, cycle)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises WebError in one sentence."""
+    where = f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
+        )
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise WebError(
+            f"web.listen {where} is no address of this machine ({error.strerror}); change it"
+        ) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        reason = os.strerror(error.errno or 0).lower()
+        raise WebError(
+            f"cannot listen on {where}: {reason}; stop what holds it, or change web.listen"
+        ) from None
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Return the address of a listening socket, as a browser takes it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def read_token(path: Path | None) -> bytes | None:
+    """Return the token of a file, None without one. Raises WebError when it is of no use."""
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            token = file.read(TOKEN_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise WebError(f"cannot read web.token_file {path}: {error.strerror}") from None
+    if not 8 <= len(token) <= TOKEN_BYTES_MAX:
+        raise WebError(f"web.token_file {path} holds no token of 8 to 4096 bytes; write one")
+    return token
