@@ -1,4 +1,4 @@
-"""Ring and hear: wake an idle worker, in any process on this host, when a job is ready.
+"""Wake an idle worker, in any process on this host, when a job is ready.
 
 The bells are named pipes in a folder beside the database, a queue hashed to
 one of them. A byte in a pipe means "look"; it stays there until somebody looks,

@@ -131,6 +131,12 @@ class Engine(Protocol):
         """Return the claims a holder has now, in claim order."""
         ...
 
+    def abandoned(
+        self, instance: str, living: Sequence[int], limit: int
+    ) -> list[tuple[int, Claimed]]:
+        """Return claims of a supervisor's holders that no longer live, each with its holder."""
+        ...
+
     def cancel(self, queue: str | None, ids: Sequence[int]) -> int:
         """Cancel ready and delayed jobs; return how many were."""
         ...
@@ -178,6 +184,10 @@ class Engine(Protocol):
 
     def next_due_us(self) -> int | None:
         """Return microseconds until the next delayed job is due; None when there is none."""
+        ...
+
+    def version(self) -> int:
+        """Return a number that changes whenever anything was committed by anybody."""
         ...
 
     def listen(self, queues: Sequence[str] | None) -> None:

@@ -150,7 +150,8 @@ class Settlement:
     """How one claim ends: decided by `queue_core.retry`, carried out by `Engine.finish`.
 
     `to` is done, ready, delayed or dead. `charge` spends an attempt; `death`
-    adds a worker death. `started_us` is None for a job that never started,
+    adds a worker death, `tree_death` one of the whole process tree, which
+    charges nothing by itself. `started_us` is None for a job that never started,
     which then leaves no line in the ledger. `duration_us` is measured on the
     monotonic clock. `delay_us` counts for `to=delayed`, `reason` for `to=dead`.
     """
@@ -160,6 +161,7 @@ class Settlement:
     outcome: Outcome
     charge: bool = True
     death: bool = False
+    tree_death: bool = False
     delay_us: int = 0
     reason: Reason | None = None
     started_us: int | None = None

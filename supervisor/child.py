@@ -8,10 +8,7 @@ process does is a function passed in; when it is started or ended is
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import faulthandler
-import fcntl
 import multiprocessing
 import os
 import random
@@ -27,20 +24,21 @@ from typing import Any, Final
 import setproctitle
 import structlog
 
-from supervisor.slot import Kind, Slot, SlotState, start_time
+from supervisor.linux import (
+    INSTANCE_VARIABLE,
+    die_with_parent,
+    kill_group,
+    open_descriptors,
+    raise_oom_score,
+    start_time,
+)
+from supervisor.slot import Kind, Slot, SlotState
 from supervisor.slots import SlotTable
 
 log = structlog.get_logger("herdsman.child")
 
-INSTANCE_VARIABLE: Final = "HERDSMAN_INSTANCE_UUID"
-"""Set in every child, so that what a handler executes can be found after we are gone."""
-_OOM_SCORE_STEP: Final = 500
-"""The kernel is to kill a worker, which is replaced, before the supervisor, which is not."""
-_PR_SET_PDEATHSIG: Final = 1  # prctl(2)
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _SUPERVISOR_ONLY: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS",
                            "LISTEN_PID", "LISTEN_FDNAMES")  # fmt: skip
-_libc: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class JobInterrupted(BaseException):
@@ -68,7 +66,9 @@ class Child:
     `wake_fd` readable, so that a wait on it ends at once.
     """
 
-    def __init__(self, role: Role, slot: Slot, table: SlotTable, *, parent_pid: int, news_fd: int) -> None:
+    def __init__(
+        self, role: Role, slot: Slot, table: SlotTable, *, parent_pid: int, news_fd: int
+    ) -> None:
         self.name = role.name
         self.pool = role.pool
         self.kind = role.kind
@@ -150,6 +150,10 @@ class Child:
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
         self._terminated = True
+        if self.kind is Kind.KEEPER and self.orphaned:
+            # Workers die by themselves now, what they started does not. At once, because
+            # the main of the keeper may be waiting for the database.
+            kill_groups(self.table)
 
     def _on_quit(self, signum: int, frame: FrameType | None) -> None:
         self._terminated = self.interrupted = True
@@ -179,7 +183,7 @@ class Child:
         defaults = (signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP)
         for signum in defaults:
             signal.signal(signum, signal.SIG_DFL)
-        handlers = {
+        handlers: dict[signal.Signals, Any] = {
             signal.SIGTERM: self._on_term,
             signal.SIGINT: self._on_nothing,
             signal.SIGQUIT: self._on_quit,
@@ -212,32 +216,6 @@ class Forked:
     pid: int
     pidfd: int
     owned: frozenset[int]
-
-
-def open_descriptors() -> set[int]:
-    """Return the open descriptors of this process."""
-    with os.scandir("/proc/self/fd") as entries:
-        numbers = {int(entry.name) for entry in entries}
-    return {fd for fd in numbers if _is_open(fd)}  # the scan's own one is closed by now
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_GETFD)
-    except OSError:
-        return False
-    return True
-
-
-def thread_count() -> int:
-    """Return how many threads this process has."""
-    return len(os.listdir("/proc/self/task"))
-
-
-def become_subreaper() -> None:
-    """Adopt the orphans of our descendants, so that what jobs leave behind is seen."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def fork(
@@ -317,7 +295,7 @@ def _first_steps(
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         random.seed()
         setproctitle.setproctitle(f"herdsman: {role.name}")
-        _raise_oom_score()
+        raise_oom_score()
         for name in _SUPERVISOR_ONLY:
             os.environ.pop(name, None)
         os.environ[INSTANCE_VARIABLE] = table.instance_uuid
@@ -344,34 +322,10 @@ def _run_main(role: Role, child: Child) -> int:
         slot.note = f"{type(error).__name__}: {error}"
         log.error("process_failed", process=role.name, exc_info=True)
         code = 1
+    if role.kind is Kind.KEEPER and child.orphaned:
+        kill_groups(child.table)
     slot.enter(SlotState.EXIT)
     return int(code or 0)
-
-
-def die_with_parent(signum: signal.Signals) -> None:
-    """Have the kernel send us a signal when the thread that forked us ends."""
-    if _libc is not None and _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0):
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
-
-
-def _raise_oom_score() -> None:
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
-            score = min(1000, int(file.read()) + _OOM_SCORE_STEP)
-            file.seek(0)
-            file.write(str(score).encode())
-
-
-def kill_group(pid: int) -> bool:
-    """Kill a whole process group; say whether there was one."""
-    if pid <= 1:
-        return False
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except OSError as error:
-        return error.errno == errno.EPERM
-    return True
 
 
 def kill_groups(table: SlotTable) -> int:

@@ -10,17 +10,18 @@ import contextlib
 import os
 import select
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
-from supervisor import child, policy
+from supervisor import child, judgement, policy
+from supervisor.linux import cpu_us, kill_group, resident_bytes
 from supervisor.policy import Cause, Death, History, PoolState
-from supervisor.reap import OomCounter
-from supervisor.slot import Kind, Pool, Slot, SlotState
+from supervisor.pool import Pool
+from supervisor.reap import OomCounter, count_group
+from supervisor.slot import Kind, Slot
 from supervisor.slots import SlotTable
 
 log = structlog.get_logger("herdsman.supervise")
@@ -64,6 +65,9 @@ class Seat:
     process: Process | None = None
     heir: Process | None = None
     start_at_ns: int | None = 0
+    heirs_failed: int = 0
+    heir_at_ns: int = 0
+    filled: bool = False
 
     @property
     def name(self) -> str:
@@ -87,6 +91,7 @@ class Process:
     why: str = ""
     rung: int = 0
     rung_at_ns: int | None = None
+    killed_ns: int | None = None
     told: bool = False
 
     @property
@@ -104,12 +109,19 @@ class Herd:
         self.processes: dict[int, Process] = {}
         self.own_fds: set[int] = set()
         self.killed_jobs = 0
+        self.deadlines: list[int] = []
         self._random = random
         self._oom = OomCounter()
+        self._sample_at_ns = 0
         self.keeper_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.news_read, self.news_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.epoll.register(self.news_read, select.EPOLLIN)
         self.own_fds |= {self.epoll.fileno(), *self.keeper_wake, self.news_read}
+
+    def due(self, at_ns: int | None) -> None:
+        """Have the loop turn at that time at the latest."""
+        if at_ns is not None:
+            self.deadlines.append(at_ns)
 
     def of(self, kind: Kind) -> list[Process]:
         """Return the living processes of a kind."""
@@ -118,6 +130,10 @@ class Herd:
     def owns(self, pid: int) -> Process | None:
         """Return the process with that pid, if it is ours."""
         return next((one for one in self.processes.values() if one.pid == pid), None)
+
+    def not_for_children(self) -> set[int]:
+        """Return the descriptors that are the supervisor's alone."""
+        return self.own_fds.union(*(one.forked.owned for one in self.processes.values()))
 
     def start(self, seat: Seat, now_ns: int) -> Process | None:
         """Fork a process for a seat; None when there is no free record or the kernel refuses."""
@@ -128,9 +144,7 @@ class Herd:
             return None
         slot.open(name=seat.name, pool_index=squad.record.index, kind=squad.kind, now_ns=now_ns)
         role = child.Role(name=seat.name, pool=squad.name, main=squad.main, kind=squad.kind)
-        close = set(self.own_fds)
-        for other in self.processes.values():
-            close |= other.forked.owned
+        close = self.not_for_children()
         wake = self.keeper_wake if squad.kind is Kind.KEEPER else None
         if wake is not None:
             close -= set(wake)
@@ -154,7 +168,7 @@ class Herd:
     def send(self, process: Process, signum: signal.Signals, *, group: bool = False) -> None:
         """Signal a process through its pidfd, or its whole group while it is unreaped."""
         if group:
-            child.kill_group(process.pid)
+            kill_group(process.pid)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(process.forked.pidfd, signum)
 
@@ -167,9 +181,10 @@ class Herd:
         process.slot.retire = 1
         self.send(process, signal.SIGTERM)
 
-    def escalate(self, process: Process, cause: Cause, now_ns: int, why: str) -> None:
+    def escalate(self, process: Process, cause: Cause | None, now_ns: int, why: str) -> None:
         """Take the next step of ending a process against its will."""
-        step = policy.ladder(cause, process.rung)
+        cause = cause or Cause.HANG
+        step = judgement.ladder(cause, process.rung)
         if step is None:
             process.rung_at_ns = None
             return
@@ -178,6 +193,10 @@ class Herd:
             process.why = why
         process.rung += 1
         process.rung_at_ns = None if step.then_ns is None else now_ns + step.then_ns
+        self.due(process.rung_at_ns)
+        if step.signum == signal.SIGKILL:
+            process.killed_ns = now_ns
+            self.due(now_ns + policy.SECOND_NS)
         name = process.seat.name
         log.warning(WORKER_SIGNALLED, process=name, signal=step.signum.name, why=why, cause=cause)
         self.send(process, step.signum, group=step.group)
@@ -191,7 +210,9 @@ class Herd:
         except ChildProcessError:
             result = None  # multiprocessing looked at its own children while it started one
         # The pid is not reaped, so its number, and that of its group, is still its own.
-        child.kill_group(pid)
+        slot.leaked = count_group(pid)
+        self.table.leaked += slot.leaked
+        kill_group(pid)
         handle = process.forked.process
         handle.join()
         if result is None:
@@ -234,6 +255,7 @@ class Herd:
         level(
             WORKER_EXITED, process=process.seat.name, pid=pid, slot=slot.index, cause=death.cause,
             signal=signal_number, exit_code=exit_code, job=slot.job or None, note=note or None,
+            leaked=slot.leaked or None,
         )  # fmt: skip
         if process.seat.squad.kind is Kind.WORKER:
             self.wake_keeper()
@@ -241,32 +263,44 @@ class Herd:
             slot.free()  # no jobs to deal with
         return death
 
+    def wait_for_end(self, process: Process, seconds: float) -> bool:
+        """Wait until a process is dead, at most so long; say whether it is."""
+        poll = select.poll()
+        poll.register(process.forked.pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def clear_news(self, readable: set[int]) -> None:
+        """Empty the pipe on which processes say that they are READY."""
+        if self.news_read in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.news_read, 4096)
+
     def wake_keeper(self) -> None:
         """Tell the keeper to look at the slots now; a full pipe says so already."""
         self.table.keeper_wake += 1
         with contextlib.suppress(BlockingIOError):
             os.write(self.keeper_wake[1], b"d")
 
-    def facts(self, process: Process) -> policy.Facts:
+    def facts(self, process: Process) -> judgement.Facts:
         """Read what the slot of a process says."""
         slot = process.slot
-        return policy.Facts(
+        return judgement.Facts(
             kind=process.seat.squad.kind, state=slot.state, boot_ns=slot.boot_ns,
             entered_ns=slot.entered_ns, beat_ns=slot.beat_ns,
             hard_deadline_ns=slot.hard_deadline_ns, rss_bytes=slot.rss_bytes,
         )  # fmt: skip
 
-    def running(self) -> int:
-        """Return how many workers run a job now."""
-        return sum(1 for one in self.of(Kind.WORKER) if one.slot.state is SlotState.RUN)
+    def sample(self, now_ns: int) -> None:
+        """Write down memory and processor time of everyone, at most once a second."""
+        if now_ns < self._sample_at_ns:
+            return
+        self._sample_at_ns = now_ns + policy.SECOND_NS
+        for process in self.processes.values():
+            process.slot.rss_bytes = resident_bytes(process.pid)
+            process.slot.cpu_us = cpu_us(process.pid)
 
     def close(self) -> None:
         """Close every descriptor that was opened here."""
         self.epoll.close()
         for fd in (*self.keeper_wake, self.news_read, self.news_write):
             os.close(fd)
-
-
-def monotonic_ns() -> int:
-    """Return the clock all deadlines are on."""
-    return time.monotonic_ns()

@@ -40,6 +40,7 @@ EVENTS: Final[set[str]] = {
 }  # fmt: skip
 """The closed list of event names. Modules add theirs with `register` when they are imported."""
 
+_HEAD: Final = frozenset({"timestamp", "level", "event", "logger"})
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _SECRET: Final = re.compile(r"password|passwd|token|secret|authorization|api_?key", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -230,7 +231,7 @@ def _line(name: str, level: str, fields: dict[str, Any]) -> bytes:
                 attempt=job.attempts + 1,
             )  # fmt: skip
         exc_info = fields.pop("exc_info", None)
-        whole.update(fields)
+        whole.update({k: v for k, v in fields.items() if k not in _HEAD})
         if exc_info:
             whole["exception"] = _exception(exc_info)
         return _render({key: _clean(key, value, 0) for key, value in whole.items()})
@@ -310,9 +311,14 @@ def _console_renderer(colors: bool) -> Callable[[dict[str, Any]], bytes]:
     )
 
     def render(fields: dict[str, Any]) -> bytes:
-        trace = fields.pop("exception", None)
+        trace = str(fields.pop("exception", None) or "")
+        if "stack" in fields:  # the renderer would print it raw
+            fields["stack_info"] = fields.pop("stack")
         # Values may come from payloads: no terminal escape of theirs reaches the terminal.
-        safe = {k: _CONTROL.sub("·", v) if isinstance(v, str) else v for k, v in fields.items()}
+        safe = {
+            _CONTROL.sub("·", k): _CONTROL.sub("·", v) if isinstance(v, str) else v
+            for k, v in fields.items()
+        }
         text = str(console(None, "", safe))
         if trace:
             text += "\n" + "\n".join(_CONTROL.sub("·", line) for line in trace.splitlines())

@@ -7,6 +7,7 @@ words of the shared slots, so no value lives in the memory of a worker.
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import time
 from collections import defaultdict
@@ -357,3 +358,11 @@ def _registry(*collectors: Collector) -> CollectorRegistry:
     for collector in collectors:
         registry.register(collector)
     return registry
+
+
+def version() -> str:
+    """Return the installed version of herdsman."""
+    try:
+        return importlib.metadata.version("herdsman")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

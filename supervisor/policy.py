@@ -1,4 +1,4 @@
-"""Decide what to do about processes: when to start again, whom to judge hung, when to give up.
+"""Decide what an end of a process means: why it ended, when to start again, when to give up.
 
 Boundary: pure. Time comes in as monotonic nanoseconds, chance as a function, and
 a decision comes out as a record; nothing is forked, signalled or waited for here.
@@ -10,9 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, assert_never
-
-from supervisor.slot import Kind, SlotState
+from typing import Final
 
 SECOND_NS: Final = 1_000_000_000
 
@@ -35,21 +33,6 @@ CRASH_LOOP_SECONDS: Final = 600.0
 """A crash loop as long as this is given up: a restart of the whole host may help, we cannot."""
 BOOT_SECONDS: Final = 60.0
 BOOT_SECONDS_MAX: Final = 300.0
-
-# Judgement.
-STUCK_SECONDS: Final = 30.0
-"""CLAIM and SETTLE end by then: every database call has a shorter deadline."""
-IDLE_TICK_SECONDS: Final = 30.0
-"""An idle worker beats at least every 5 s."""
-KEEPER_TICK_SECONDS: Final = 15.0
-"""The keeper renews leases of 60 s every 20 s: replaced after 15 s, it still comes in time."""
-SUSPEND_SECONDS: Final = 5.0
-"""A wait that overran by this much means that the host slept: judge nobody this round."""
-ABRT_SECONDS: Final = 2.0
-"""From ABRT, which makes faulthandler write the stacks, to KILL."""
-MEMORY_FACTOR: Final = 2
-"""Over this many times `max_rss` a process is ended in the middle of a job."""
-RECYCLE_JITTER: Final = 0.1
 
 # Shutdown.
 GRACE_SECONDS: Final = 20.0
@@ -193,11 +176,13 @@ class Rest:
 Step = Start | Rest
 
 
-def backoff_ns(failures: int, random: Callable[[], float]) -> int:
+def backoff_ns(
+    failures: int, random: Callable[[], float], cap_seconds: float = BACKOFF_CAP_SECONDS
+) -> int:
     """Return the delay before the next start after so many failures in a row; 0 for none."""
     if failures <= 0:
         return 0
-    seconds = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2.0 ** min(failures - 1, 16))
+    seconds = min(cap_seconds, BACKOFF_BASE_SECONDS * 2.0 ** min(failures - 1, 16))
     return int(seconds * (1 + BACKOFF_JITTER * (2 * random() - 1)) * SECOND_NS)
 
 
@@ -209,15 +194,19 @@ def after_death(
     now_ns: int,
     random: Callable[[], float],
     wanted: bool = True,
+    cap_seconds: float = BACKOFF_CAP_SECONDS,
 ) -> Step:
-    """Take note of an end in `history` and `pool`, and say when the seat is filled again."""
+    """Take note of an end in `history` and `pool`, and say when the seat is filled again.
+
+    The first death of a process that had been READY costs no delay: it may be one bad job.
+    """
     if not wanted:
         return Rest()
     if death.expected:
         return Start(at_ns=now_ns)
     if death.unavailable:
         history.failures += 1
-        return Start(at_ns=now_ns + backoff_ns(history.failures, random))
+        return Start(at_ns=now_ns + backoff_ns(history.failures, random, cap_seconds))
     note_unexpected(pool, death, now_ns)
     if death.healthy:
         history.failures = history.boots = 0
@@ -226,7 +215,8 @@ def after_death(
     history.failures += 1
     if not death.was_ready:
         history.boots += 1
-    return Start(at_ns=now_ns + backoff_ns(history.failures, random))
+    short = history.failures - 1 if death.was_ready else history.failures
+    return Start(at_ns=now_ns + backoff_ns(short, random, cap_seconds))
 
 
 def note_unexpected(pool: PoolState, death: Death, now_ns: int) -> None:
@@ -245,9 +235,8 @@ def note_unexpected(pool: PoolState, death: Death, now_ns: int) -> None:
         pool.parked = True
 
 
-def after_healthy(history: History, pool: PoolState, *, alive_ns: int) -> None:
-    """Clear failures once a process has been well for long enough."""
-    pool.ever_ready = True
+def after_healthy(history: History, *, alive_ns: int) -> None:
+    """Clear the failures of a seat once its process has been READY for long enough."""
     if alive_ns >= FORGIVE_SECONDS * SECOND_NS:
         history.failures = history.boots = 0
 
@@ -258,9 +247,11 @@ def after_ready(pool: PoolState) -> None:
     pool.tries = 0
 
 
-def leave_crash_loop(pool: PoolState, *, now_ns: int, healthy: bool) -> bool:
-    """End the crash loop when a process is healthy and the window has emptied; say if it ended."""
-    if pool.crash_loop_since_ns is None or not healthy:
+def leave_crash_loop(pool: PoolState, *, now_ns: int, alive_ns: int) -> bool:
+    """End the crash loop when a process is healthy, and nothing died as long; say if it ended."""
+    quiet_ns = now_ns - max(pool.unexpected_ns, default=0)
+    healthy_ns = int(HEALTHY_SECONDS * SECOND_NS)
+    if pool.crash_loop_since_ns is None or min(alive_ns, quiet_ns) < healthy_ns:
         return False
     pool.crash_loop_since_ns = None
     pool.parked = False
@@ -289,143 +280,3 @@ def boot_limit_ns(boot_seconds: float, boots: int) -> int:
     """Return how long a process may boot: doubled after every boot that failed, at most 300 s."""
     cap = max(BOOT_SECONDS_MAX, boot_seconds)
     return int(min(cap, boot_seconds * 2.0 ** min(boots, 16)) * SECOND_NS)
-
-
-# ---- judgement ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the slot of a process says, read once."""
-
-    kind: Kind
-    state: SlotState
-    boot_ns: int
-    entered_ns: int
-    beat_ns: int
-    hard_deadline_ns: int = 0
-    rss_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What is allowed to a process."""
-
-    boot_ns: int
-    max_rss_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fine:
-    """Nothing to do; look again at `next_ns` at the latest, None when nothing is due."""
-
-    next_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overdue:
-    """The process must go; `cause` and `why` say for what."""
-
-    cause: Cause
-    why: str
-
-
-Judgement = Fine | Overdue
-
-
-def judge(facts: Facts, now_ns: int, limits: Limits) -> Judgement:
-    """Compare a process with its limits."""
-    cause, deadline_ns, why = _limit(facts, limits)
-    if facts.state is SlotState.RUN and limits.max_rss_bytes:
-        ceiling = MEMORY_FACTOR * limits.max_rss_bytes
-        if facts.rss_bytes > ceiling:
-            return Overdue(
-                cause=Cause.MEMORY,
-                why=f"uses {facts.rss_bytes} bytes of memory, over {ceiling}",
-            )
-    if deadline_ns is None:
-        return Fine()
-    if now_ns >= deadline_ns:
-        return Overdue(cause=cause, why=why)
-    return Fine(next_ns=deadline_ns)
-
-
-def _limit(facts: Facts, limits: Limits) -> tuple[Cause, int | None, str]:
-    state = facts.state
-    match state:
-        case SlotState.BOOT:
-            return Cause.BOOT, facts.boot_ns + limits.boot_ns, "was not ready within its boot limit"
-        case SlotState.RUN if facts.kind is Kind.WORKER:
-            hard_ns = facts.hard_deadline_ns or None
-            return Cause.TIMEOUT, hard_ns, "ran its job past the hard deadline"
-        case SlotState.CLAIM | SlotState.SETTLE if facts.kind is Kind.WORKER:
-            at = max(facts.entered_ns, facts.beat_ns) + int(STUCK_SECONDS * SECOND_NS)
-            return Cause.HANG, at, f"was in {state.name} for more than {STUCK_SECONDS:g} s"
-        case SlotState.IDLE | SlotState.RUN | SlotState.CLAIM | SlotState.SETTLE | SlotState.EXIT:
-            keeper = facts.kind is Kind.KEEPER
-            seconds = KEEPER_TICK_SECONDS if keeper else IDLE_TICK_SECONDS
-            at = max(facts.entered_ns, facts.beat_ns) + int(seconds * SECOND_NS)
-            return Cause.HANG, at, f"made no progress for more than {seconds:g} s"
-        case SlotState.FREE | SlotState.DEAD:
-            return Cause.HANG, None, ""
-        case _:
-            assert_never(state)
-
-
-def suspended(*, planned_ns: int, waited_ns: int, asleep_grew_ns: int) -> bool:
-    """Say whether the host slept during a wait, so that no deadline means anything this round."""
-    limit = int(SUSPEND_SECONDS * SECOND_NS)
-    return waited_ns - planned_ns > limit or asleep_grew_ns > limit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
-    """One step of an escalation: send `signum` (to the whole group, or the process alone)."""
-
-    signum: signal.Signals
-    group: bool
-    then_ns: int | None
-
-
-def ladder(cause: Cause, rung: int) -> Rung | None:
-    """Return the step number `rung` of ending a process against its will; None past the last."""
-    quit_first = (
-        Rung(signum=signal.SIGQUIT, group=False, then_ns=int(QUIT_SECONDS * SECOND_NS)),
-    )
-    hard = (
-        Rung(signum=signal.SIGABRT, group=False, then_ns=int(ABRT_SECONDS * SECOND_NS)),
-        Rung(signum=signal.SIGKILL, group=True, then_ns=None),
-    )
-    rungs = (*quit_first, *hard) if cause in (Cause.MEMORY, Cause.DRAIN) else hard
-    return rungs[rung] if rung < len(rungs) else None
-
-
-# ---- recycling ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recycling:
-    """When a healthy worker is replaced; None is never."""
-
-    max_jobs: int | None = None
-    max_rss_bytes: int | None = None
-    max_age_seconds: float | None = None
-
-
-def recycle_due(
-    limits: Recycling, *, jobs: int, rss_bytes: int, age_ns: int, share: float
-) -> str | None:
-    """Say why a worker has had its time, None when it has not.
-
-    `share` is its own random number between 0 and 1: limits on jobs and age are
-    lowered by up to 10 %, so that equal workers do not all leave at once.
-    """
-    factor = 1 - RECYCLE_JITTER * share
-    if limits.max_jobs is not None and jobs >= max(1, int(limits.max_jobs * factor)):
-        return f"finished {jobs} jobs"
-    if limits.max_rss_bytes is not None and rss_bytes > limits.max_rss_bytes:
-        return f"uses {rss_bytes} bytes of memory"
-    if limits.max_age_seconds is not None:
-        if age_ns >= limits.max_age_seconds * factor * SECOND_NS:
-            return f"is {age_ns // SECOND_NS} s old"
-    return None

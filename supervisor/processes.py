@@ -15,7 +15,16 @@ from enum import StrEnum
 from typing import Final
 
 from supervisor.policy import Cause, code_of
-from supervisor.slots import Kind, Pool, Slot, SlotState, SlotTable
+from supervisor.slots import (
+    Kind,
+    Pool,
+    Slot,
+    SlotsError,
+    SlotState,
+    SlotTable,
+    find_slots,
+    start_time,
+)
 
 LIVE_SECONDS: Final = 10.0
 """The supervisor's loop turns at least once a second; ten silent ones mean that it hangs."""
@@ -157,6 +166,25 @@ def read_processes(table: SlotTable, now_ns: int | None = None) -> ProcessFacts:
         resident_bytes=resident,
         cpu_us=cpu_us,
     )
+
+
+def attach_living(database: str, instance: str) -> SlotTable | None:
+    """Return the slots of the supervisor that runs this database here; None without one.
+
+    Slots outlive a supervisor that was killed: those are not believed.
+    """
+    path = find_slots(database, instance)
+    if path is None:
+        return None
+    try:
+        table = SlotTable.attach(path, writable=False)
+    except SlotsError:
+        return None
+    started = start_time(table.supervisor_pid)
+    if started and started == table.supervisor_start_time and table.same_boot:
+        return table
+    table.close()
+    return None
 
 
 def _worker(slot: Slot, pool: str, state: SlotState, now_ns: int, draining: bool) -> WorkerFacts:

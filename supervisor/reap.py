@@ -12,10 +12,11 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-from supervisor.child import INSTANCE_VARIABLE, kill_group
-from supervisor.slot import SlotState, start_time
+from supervisor.linux import INSTANCE_VARIABLE, children, kill_group, start_time
+from supervisor.slot import SlotState
 from supervisor.slots import SlotTable
 
 _SWEEP_ROUNDS: Final = 3
@@ -55,13 +56,12 @@ def _oom_file() -> str | None:
     """Return the file that counts kills: cgroup v2, v1, else of the whole host."""
     candidates = []
     with contextlib.suppress(OSError):
-        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                _, controllers, path = line.rstrip("\n").split(":", 2)
-                if not controllers:
-                    candidates.append(f"/sys/fs/cgroup{path}/memory.events")
-                elif "memory" in controllers.split(","):
-                    candidates.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+        lines = Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
+        for _, controllers, path in (line.split(":", 2) for line in lines):
+            if not controllers:
+                candidates.append(f"/sys/fs/cgroup{path}/memory.events")
+            elif "memory" in controllers.split(","):
+                candidates.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
     candidates.append("/proc/vmstat")
     return next((path for path in candidates if os.access(path, os.R_OK)), None)
 
@@ -89,13 +89,16 @@ def reap_strangers(is_ours: Callable[[int], bool], on_ours: Callable[[int], None
     return reaped
 
 
-def children() -> list[int]:
-    """Return the pids of our children, adopted ones too."""
-    found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
-            found += [int(pid) for pid in file.read().split()]
-    return found
+def count_group(group: int) -> int:
+    """Return how many orphans of a dead group leader are left in its group.
+
+    They are our children from the moment their parent died (we are a subreaper).
+    """
+    count = 0
+    for pid in children():
+        with contextlib.suppress(OSError):
+            count += pid != group and os.getpgid(pid) == group
+    return count
 
 
 def kill_strays(is_ours: Callable[[int], bool], rounds: int = 20) -> int:
@@ -124,7 +127,9 @@ def _wait_gone(pids: list[int], seconds: float) -> bool:
             continue
         try:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([fd], [], [], left)[0]:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            if not poll.poll(left * 1000):
                 return False
         finally:
             os.close(fd)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from supervisor import policy
+from supervisor import judgement
 from supervisor.herd import Herd, Process, Seat, Squad
 from supervisor.notify import Notifier
 from supervisor.policy import SECOND_NS, Cause
@@ -120,7 +120,7 @@ class Rolling:
             squad.state.crash_loop_since_ns = None
             squad.state.unexpected_ns.clear()
             for seat in squad.seats:
-                seat.heirs_failed = 0
+                seat.heirs_failed = seat.heir_at_ns = 0
                 seat.history.failures = seat.history.boots = 0
                 if seat.process is None:
                     seat.start_at_ns = now_ns
@@ -163,6 +163,7 @@ class Rolling:
             if not heir.ready:
                 return False
             old, seat.process, seat.heir = seat.process, heir, None
+            seat.heirs_failed = 0
             if old is not None:
                 self._herd.retire(old, Cause.RECYCLE)
             self._roster.publish(seat.squad)
@@ -181,6 +182,9 @@ class Rolling:
                     continue
                 if seat.heirs_failed >= HEIRS_MAX:
                     self._call_off(now_ns, f"{seat.name}: {squad.record.note or 'does not boot'}")
+                    return
+                if now_ns < seat.heir_at_ns:
+                    self._herd.due(seat.heir_at_ns)
                     return
                 self._grant(seat, now_ns, spare=squad.kind is Kind.WORKER)
                 return
@@ -201,7 +205,7 @@ class Rolling:
 
     def _recycle(self, now_ns: int) -> None:
         for squad in self._roster.pools:
-            limits = policy.Recycling(
+            limits = judgement.Recycling(
                 max_jobs=squad.limits.max_jobs,
                 max_rss_bytes=squad.limits.max_rss_bytes,
                 max_age_seconds=squad.limits.max_age_seconds,
@@ -211,14 +215,14 @@ class Rolling:
                 if process is None or not process.ready or process.told or process.rung:
                     continue
                 slot = process.slot
-                why = policy.recycle_due(
+                why = judgement.recycle_due(
                     limits,
                     jobs=slot.jobs_done + slot.jobs_failed,
                     rss_bytes=slot.rss_bytes,
                     age_ns=now_ns - slot.boot_ns,
                     share=process.share,
                 )
-                if why is None or seat.heirs_failed >= HEIRS_MAX:
+                if why is None or now_ns < seat.heir_at_ns:
                     continue
                 log.info(WORKER_RECYCLED, process=seat.name, why=why)
                 self._grant(seat, now_ns, spare=len(squad.seats) < SPARE_BELOW)

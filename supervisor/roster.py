@@ -43,9 +43,7 @@ class Roster:
         self.web = self._squad(WEB_POOL, Kind.WEB, tree.web, 1) if tree.web else None
         self.pools = [self.add(spec) for spec in tree.pools]
 
-    def _squad(
-        self, name: str, kind: Kind, main: Callable[[Child], int], processes: int
-    ) -> Squad:
+    def _squad(self, name: str, kind: Kind, main: Callable[[Child], int], processes: int) -> Squad:
         record = self.table.add_pool(name)
         record.processes, record.active = processes, 1
         squad = Squad(
@@ -86,6 +84,7 @@ class Roster:
             seat.heir = None
             if not death.expected:
                 seat.heirs_failed += 1
+                seat.heir_at_ns = now_ns + policy.backoff_ns(seat.heirs_failed, self.random)
         if seat.process is process:
             seat.process = None
             if seat.heir is not None:  # the successor is under way
@@ -105,9 +104,7 @@ class Roster:
             random=self.random,
             wanted=seat in squad.seats,
             cap_seconds=(
-                UPKEEP_BACKOFF_SECONDS
-                if squad.kind is Kind.KEEPER
-                else policy.BACKOFF_CAP_SECONDS
+                UPKEEP_BACKOFF_SECONDS if squad.kind is Kind.KEEPER else policy.BACKOFF_CAP_SECONDS
             ),
         )
         seat.start_at_ns = step.at_ns if isinstance(step, policy.Start) else None

@@ -1,10 +1,6 @@
-"""Read and write the shared record of one process, and of one pool.
+"""Read and write the shared record of one process.
 
-A record is 1,024 words of 8 bytes. Every number is one aligned word, loaded and
-stored whole through `memoryview.cast("Q")`: `struct.pack_into` clears a field
-before it fills it, and other processes were seen to read that zero.
-
-Boundary: records only; `slots` owns the file they live in, and no process is
+Boundary: the record only; `slots` owns the file it lives in, and no process is
 started, signalled or judged here. Each field has one writer at a time: the
 supervisor while the process boots and after it died, the process itself in
 between, the keeper for `revoked` alone.
@@ -19,14 +15,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from supervisor.record import NAME_BYTES_MAX, Record, word
+
 BATCH_MAX: Final = 256
 """Jobs a worker may claim in one turn (design: the worker's turn)."""
-NAME_BYTES_MAX: Final = 160
 NOTE_BYTES_MAX: Final = 512
-POOL_NOTE_BYTES_MAX: Final = 256
 STACK_BYTES_MAX: Final = 16 * 1024
 SLOT_WORDS: Final = 1024
-POOL_WORDS: Final = 128
 REVOKE_WAIT_SECONDS: Final = 0.005
 """Pause between writing `revoked` and reading `started`.
 
@@ -34,10 +29,6 @@ A worker stores `started` before it loads `revoked`. A store leaves the store
 buffer of its core within microseconds, so after this pause either the worker
 has seen the revocation or we see its start.
 """
-
-RSS_INTERVAL_NS: Final = 1_000_000_000
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_MASK: Final = (1 << 64) - 1
 
 
 class SlotState(IntEnum):
@@ -66,51 +57,12 @@ _SEQ, _EPOCH, _PID, _START_TIME, _POOL, _STATE, _ENTERED, _BOOT, _READY = range(
 _HOLDER, _JOB, _RUN, _STARTED_NS, _SOFT, _HARD, _PROGRESS, _DONE, _FAILED = range(9, 18)
 _RSS, _CPU, _CAUSE, _SIGNAL, _EXIT_CODE, _NOTE_LEN, _SIZE, _STARTED = range(18, 26)
 _FINISHED: Final = 26  # four words
-_REVOKED, _NAME_LEN, _KIND, _LEAKED, _DIED, _REARMED, _RETIRE, _BEAT, _RSS_AT = range(30, 39)
+_REVOKED, _NAME_LEN, _KIND, _LEAKED, _DIED, _REARMED, _RETIRE, _BEAT = range(30, 38)
 _NAME: Final = 40
 _NOTE: Final = 60
 _IDS: Final = 124
 _RUNS: Final = _IDS + BATCH_MAX
 _DURATIONS: Final = _RUNS + BATCH_MAX
-
-
-def _word(index: int, doc: str, *, writable: bool = True) -> property:
-    """Make a property over one word of a record."""
-
-    def load(self: _Record) -> int:
-        return self._w[index]
-
-    def store(self: _Record, value: int) -> None:
-        self._w[index] = value & _MASK
-
-    return property(load, store if writable else None, doc=doc)
-
-
-class _Record:
-    """A run of words with texts in it."""
-
-    __slots__ = ("_bytes", "_w", "index")
-
-    def __init__(self, words: memoryview, index: int) -> None:
-        self._w = words
-        self._bytes = words.cast("B")
-        self.index = index
-
-    def _text(self, length_word: int, at: int, limit: int) -> str:
-        length = min(self._w[length_word], limit)
-        return bytes(self._bytes[at * 8 : at * 8 + length]).decode("utf-8", "replace")
-
-    def _set_text(self, length_word: int, at: int, limit: int, text: str) -> None:
-        data = text.encode("utf-8", "replace")[:limit]
-        data = data.decode("utf-8", "ignore").encode()  # never half a character at the cut
-        self._w[length_word] = 0
-        self._bytes[at * 8 : at * 8 + len(data)] = data
-        self._w[length_word] = len(data)
-
-    def release(self) -> None:
-        """Let go of the mapping, so that it can be closed."""
-        self._bytes.release()
-        self._w.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,39 +97,39 @@ class BatchView:
         return () if self.revoked_from is None else self.claims[self.revoked_from :]
 
 
-class Slot(_Record):
+class Slot(Record):
     """The record of one process: who it is, what it does, which jobs it holds."""
 
     __slots__ = ("_stack_path",)
 
-    epoch = _word(_EPOCH, "Number of processes that have had this record.", writable=False)
-    pid = _word(_PID, "Process id; 0 before the fork.")
-    start_time = _word(_START_TIME, "Start time of the pid in clock ticks since boot.")
-    pool_index = _word(_POOL, "Index of the pool in the table.", writable=False)
-    entered_ns = _word(_ENTERED, "Monotonic time the state was entered.", writable=False)
-    boot_ns = _word(_BOOT, "Monotonic time of the fork.", writable=False)
-    ready_ns = _word(_READY, "Monotonic time of READY; 0 while booting.", writable=False)
-    beat_ns = _word(_BEAT, "Monotonic time of the last sign of life.", writable=False)
-    holder = _word(_HOLDER, "The number this worker's claims carry; 0 before it has one.")
-    job = _word(_JOB, "Id of the job started last; 0 outside a batch.", writable=False)
-    run = _word(_RUN, "Run of that job.", writable=False)
-    started_ns = _word(_STARTED_NS, "Monotonic time that job started.", writable=False)
-    soft_deadline_ns = _word(_SOFT, "Monotonic soft deadline; 0 is none.", writable=False)
-    hard_deadline_ns = _word(_HARD, "Monotonic hard deadline; 0 is none.", writable=False)
-    progress = _word(_PROGRESS, "Grows with every sign of life.", writable=False)
-    jobs_done = _word(_DONE, "Jobs this process finished well.", writable=False)
-    jobs_failed = _word(_FAILED, "Jobs this process finished otherwise.", writable=False)
-    rss_bytes = _word(_RSS, "Resident memory, at most about a second old.")
-    cpu_us = _word(_CPU, "Processor time used, in microseconds.")
-    cause = _word(_CAUSE, "Code of the cause of death (`policy.CAUSES`); 0 while alive.")
-    signal = _word(_SIGNAL, "Signal that ended the process; 0 for none.")
-    exit_code = _word(_EXIT_CODE, "Exit code of the process.")
-    leaked = _word(_LEAKED, "Processes this one left behind, which were killed.")
-    died_ns = _word(_DIED, "Monotonic time the death was seen; 0 while alive.")
-    rearmed = _word(_REARMED, "Signal handlers that jobs replaced and we put back.")
-    retire = _word(_RETIRE, "1 when the supervisor wants this process to finish and leave.")
-    batch_size = _word(_SIZE, "Claims in the batch.", writable=False)
-    started = _word(_STARTED, "Jobs of the batch begun so far.", writable=False)
+    epoch = word(_EPOCH, "Number of processes that have had this record.", writable=False)
+    pid = word(_PID, "Process id; 0 before the fork.")
+    start_time = word(_START_TIME, "Start time of the pid in clock ticks since boot.")
+    pool_index = word(_POOL, "Index of the pool in the table.", writable=False)
+    entered_ns = word(_ENTERED, "Monotonic time the state was entered.", writable=False)
+    boot_ns = word(_BOOT, "Monotonic time of the fork.", writable=False)
+    ready_ns = word(_READY, "Monotonic time of READY; 0 while booting.", writable=False)
+    beat_ns = word(_BEAT, "Monotonic time of the last sign of life.", writable=False)
+    holder = word(_HOLDER, "The number this worker's claims carry; 0 before it has one.")
+    job = word(_JOB, "Id of the job started last; 0 outside a batch.", writable=False)
+    run = word(_RUN, "Run of that job.", writable=False)
+    started_ns = word(_STARTED_NS, "Monotonic time that job started.", writable=False)
+    soft_deadline_ns = word(_SOFT, "Monotonic soft deadline; 0 is none.", writable=False)
+    hard_deadline_ns = word(_HARD, "Monotonic hard deadline; 0 is none.", writable=False)
+    progress = word(_PROGRESS, "Grows with every sign of life.", writable=False)
+    jobs_done = word(_DONE, "Jobs this process finished well.", writable=False)
+    jobs_failed = word(_FAILED, "Jobs this process finished otherwise.", writable=False)
+    rss_bytes = word(_RSS, "Resident memory as the supervisor last saw it, about a second ago.")
+    cpu_us = word(_CPU, "Processor time used by then, in microseconds.")
+    cause = word(_CAUSE, "Code of the cause of death (`policy.CAUSES`); 0 while alive.")
+    signal = word(_SIGNAL, "Signal that ended the process; 0 for none.")
+    exit_code = word(_EXIT_CODE, "Exit code of the process.")
+    leaked = word(_LEAKED, "Processes this one left behind, which were killed.")
+    died_ns = word(_DIED, "Monotonic time the death was seen; 0 while alive.")
+    rearmed = word(_REARMED, "Signal handlers that jobs replaced and we put back.")
+    retire = word(_RETIRE, "1 when the supervisor wants this process to finish and leave.")
+    batch_size = word(_SIZE, "Claims in the batch.", writable=False)
+    started = word(_STARTED, "Jobs of the batch begun so far.", writable=False)
 
     def __init__(self, words: memoryview, index: int, stack_path: str) -> None:
         super().__init__(words, index)
@@ -208,16 +160,16 @@ class Slot(_Record):
     @property
     def name(self) -> str:
         """Name of the process, `emails/0`."""
-        return self._text(_NAME_LEN, _NAME, NAME_BYTES_MAX)
+        return self.text(_NAME_LEN, _NAME, NAME_BYTES_MAX)
 
     @property
     def note(self) -> str:
         """Last error the process told about itself."""
-        return self._text(_NOTE_LEN, _NOTE, NOTE_BYTES_MAX)
+        return self.text(_NOTE_LEN, _NOTE, NOTE_BYTES_MAX)
 
     @note.setter
     def note(self, text: str) -> None:
-        self._set_text(_NOTE_LEN, _NOTE, NOTE_BYTES_MAX, text)
+        self.set_text(_NOTE_LEN, _NOTE, NOTE_BYTES_MAX, text)
 
     # ---- supervisor -------------------------------------------------------------------
 
@@ -228,11 +180,11 @@ class Slot(_Record):
         if state != SlotState.FREE:
             raise RuntimeError(f"slot {self.index} is {SlotState(state).name}, not FREE")
         w[_SEQ] = seq | 1
-        for word in range(_PID, _NAME):
-            w[word] = 0
+        for at in range(_PID, _NAME):
+            w[at] = 0
         w[_POOL] = pool_index
         w[_KIND] = kind
-        self._set_text(_NAME_LEN, _NAME, NAME_BYTES_MAX, name)
+        self.set_text(_NAME_LEN, _NAME, NAME_BYTES_MAX, name)
         w[_EPOCH] = epoch + 1
         w[_BOOT] = w[_ENTERED] = w[_BEAT] = now_ns
         w[_SEQ] = (seq | 1) + 1
@@ -258,15 +210,10 @@ class Slot(_Record):
             w[_READY] = now_ns
 
     def beat(self) -> None:
-        """Show a sign of life; memory and processor time are looked at once a second."""
+        """Show a sign of life: a worker at least every 5 s, the keeper and `web` every 1 s."""
         w = self._w
-        now_ns = time.monotonic_ns()
-        w[_BEAT] = now_ns
+        w[_BEAT] = time.monotonic_ns()
         w[_PROGRESS] += 1
-        if now_ns - w[_RSS_AT] >= RSS_INTERVAL_NS:
-            w[_RSS_AT] = now_ns
-            w[_RSS] = resident_bytes()
-            w[_CPU] = time.process_time_ns() // 1000
 
     def begin_batch(self, claims: Sequence[tuple[int, int]]) -> None:
         """Publish claims before any of them starts. Raises ValueError over BATCH_MAX."""
@@ -399,71 +346,12 @@ class Slot(_Record):
         except OSError:
             return ""
         try:
-            data = os.read(fd, STACK_BYTES_MAX)
+            size = os.fstat(fd).st_size
+            data = os.pread(fd, 4 * STACK_BYTES_MAX, max(0, size - 4 * STACK_BYTES_MAX))
         finally:
             os.close(fd)
+        # The last fatal error if there is one (what was asked for with USR2 came before it).
+        fatal = data.rfind(b"Fatal Python error")
+        data = data[-STACK_BYTES_MAX:] if fatal < 0 else data[fatal : fatal + STACK_BYTES_MAX]
         text = data.decode("utf-8", "replace")
         return "".join(c for c in text if c == "\n" or c == "\t" or c.isprintable()).strip()
-
-
-class Pool(_Record):
-    """The record of one pool, written by the supervisor and read by metrics."""
-
-    __slots__ = ()
-
-    processes = _word(1, "Processes configured.")
-    restarts = _word(2, "Processes started in place of one that ended.")
-    backoff_until_ns = _word(3, "Monotonic time before which nothing is started; 0 is none.")
-    crash_loop = _word(4, "1 while the pool is in a crash loop.")
-    parked = _word(5, "1 when the supervisor gave the pool up, and only probes it.")
-    failures = _word(6, "Unexpected ends in a row.")
-    active = _word(8, "1 while the configuration names the pool.")
-    ready = _word(9, "Processes that are READY now.")
-    live = _word(10, "Processes that are alive now.")
-
-    @property
-    def name(self) -> str:
-        """Name of the pool; those of the keeper and of `web` begin with `@`."""
-        return self._text(0, 32, NAME_BYTES_MAX)
-
-    @name.setter
-    def name(self, text: str) -> None:
-        self._set_text(0, 32, NAME_BYTES_MAX, text)
-
-    @property
-    def note(self) -> str:
-        """Last error of a process of this pool."""
-        return self._text(7, 64, POOL_NOTE_BYTES_MAX)
-
-    @note.setter
-    def note(self, text: str) -> None:
-        self._set_text(7, 64, POOL_NOTE_BYTES_MAX, text)
-
-    def count_exit(self, cause: int) -> None:
-        """Add one to the exits of a cause, a code of `policy.CAUSES`."""
-        self._w[16 + cause] += 1
-
-    def exits(self, cause: int) -> int:
-        """Return how many processes ended by that cause."""
-        return self._w[16 + cause]
-
-
-def resident_bytes(pid: int | str = "self") -> int:
-    """Return the resident memory of a process; 0 when it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def start_time(pid: int | str = "self") -> int:
-    """Return when a process started, in clock ticks since boot; 0 when there is none.
-
-    The command name in field 2 may hold blanks and brackets, so count from its end.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0

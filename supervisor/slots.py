@@ -10,27 +10,24 @@ is `slot`'s. Never imports the queue, never starts or signals a process.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import os
 import shutil
-import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor.slot import (
-    BATCH_MAX,
-    POOL_WORDS,
-    SLOT_WORDS,
-    BatchView,
-    Kind,
-    Pool,
-    Slot,
-    SlotState,
-    resident_bytes,
-    start_time,
+from supervisor.linux import boot_id, resident_bytes, start_time
+from supervisor.pool import POOL_WORDS, Pool
+from supervisor.slot import BATCH_MAX, SLOT_WORDS, BatchView, Kind, Slot, SlotState
+from supervisor.slotpaths import (
+    SlotsError,
+    find_slots,
+    previous_slots,
+    set_aside,
+    slots_path,
+    stacks_of,
 )
 
 __all__ = [
@@ -44,17 +41,11 @@ WEB_POOL: Final = "@web"
 _MAGIC: Final = int.from_bytes(b"herdsman", "little")
 _LAYOUT: Final = 1
 _HEADER_WORDS: Final = 512
-_PREVIOUS_MAX: Final = 8
-_TMPFS_MAGIC: Final = (0x01021994, 0x858458F6)  # statfs(2): tmpfs, ramfs
 _SPARE_POOLS: Final = 16
 
 _H_MAGIC, _H_LAYOUT, _H_BOOT, _H_BOOT2, _H_UUID, _H_UUID2, _H_CAPACITY, _H_POOLS = range(8)
 _H_POOLS_MAX, _H_DRAINING, _H_PID, _H_START, _H_TICK, _H_WAKE, _H_RELOAD_OK = range(8, 15)
 _H_RELOAD_NS, _H_CREATED, _H_LEAKED, _H_READY, _H_LAG = range(15, 20)
-
-
-class SlotsError(Exception):
-    """The shared records cannot be created or read; the message says what and where."""
 
 
 def slots_capacity(processes: int) -> int:
@@ -63,105 +54,6 @@ def slots_capacity(processes: int) -> int:
     Dead records wait for the keeper, so there are more than processes.
     """
     return 4 * processes + 16
-
-
-def _stem(database: str | Path, instance: str) -> str:
-    real = os.path.realpath(os.fspath(database))
-    return hashlib.sha256(f"{real}\0{instance}".encode()).hexdigest()[:20]
-
-
-def _folders(database: str | Path) -> Iterator[Path]:
-    """Yield where the records may lie, best first."""
-    for folder in (Path(f"/run/user/{os.geteuid()}"), Path("/run"), Path("/dev/shm")):
-        if _is_tmpfs(folder) and os.access(folder, os.W_OK | os.X_OK):
-            yield folder
-    yield Path(os.path.realpath(os.fspath(database))).parent
-
-
-def _is_tmpfs(folder: Path) -> bool:
-    """Say whether a folder lies on a tmpfs, from the kernel's own table of mounts."""
-    try:
-        device = os.stat(folder).st_dev
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                fields = line.split()
-                if fields[2] == wanted:
-                    return fields[fields.index("-") + 1] in ("tmpfs", "ramfs")
-    except (OSError, ValueError, IndexError):
-        return False
-    return False
-
-
-def slots_path(database: str | Path, instance: str = "") -> Path:
-    """Return where the supervisor of this database and instance creates its records.
-
-    The first folder that is a tmpfs and where no other user has taken the name.
-    """
-    name = f"herdsman-{os.geteuid()}-{_stem(database, instance)}.slots"
-    for folder in _folders(database):
-        path = folder / name
-        try:
-            found = os.lstat(path)
-        except FileNotFoundError:
-            return path
-        except OSError:
-            continue
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
-            return path
-    raise SlotsError(f"every place for {name} is taken by another user; remove those files")
-
-
-def find_slots(database: str | Path, instance: str = "") -> Path | None:
-    """Return the records of a running or crashed supervisor of this database, if any.
-
-    Only files of ours, of root, or of the database's owner are believed.
-    """
-    trusted = {0, os.geteuid()}
-    with contextlib.suppress(OSError):
-        trusted.add(os.stat(database).st_uid)
-    stem = _stem(database, instance)
-    for uid in sorted(trusted, key=lambda uid: uid != os.geteuid()):
-        folders = [Path(f"/run/user/{uid}"), Path("/run"), Path("/dev/shm"), *_folders(database)]
-        for folder in folders:
-            path = folder / f"herdsman-{uid}-{stem}.slots"
-            try:
-                found = os.lstat(path)
-            except OSError:
-                continue
-            if stat.S_ISREG(found.st_mode) and found.st_uid == uid:
-                return path
-    return None
-
-
-def previous_slots(path: str | Path) -> list[Path]:
-    """Return the records that crashed supervisors left under this path, oldest first."""
-    path = Path(path)
-    found = [path.with_name(f"{path.name}.prev{at}") for at in range(_PREVIOUS_MAX)]
-    return [one for one in found if one.is_file()]
-
-
-def _set_aside(path: Path) -> None:
-    """Keep the records of a crashed run for the keeper of this one."""
-    names = [path.with_name(f"{path.name}.prev{at}") for at in range(_PREVIOUS_MAX)]
-    target = next((one for one in names if not one.exists()), names[-1])
-    shutil.rmtree(_stacks(target), ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(_stacks(path), _stacks(target))
-    os.replace(path, target)
-
-
-def _stacks(path: Path) -> Path:
-    return path.with_name(path.name + ".stacks")
-
-
-def boot_id() -> bytes:
-    """Return the 16 bytes that name this boot of the kernel; zeros where there is none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return uuid.UUID(file.read().strip()).bytes
-    except (OSError, ValueError):
-        return bytes(16)
 
 
 class SlotTable:
@@ -178,7 +70,7 @@ class SlotTable:
             Pool(w[at + i * POOL_WORDS : at + (i + 1) * POOL_WORDS], i) for i in range(pools_max)
         ]
         at += pools_max * POOL_WORDS
-        stacks = _stacks(path)
+        stacks = stacks_of(path)
         self.slots = [
             Slot(w[at + i * SLOT_WORDS : at + (i + 1) * SLOT_WORDS], i, str(stacks / str(i)))
             for i in range(w[_H_CAPACITY])
@@ -222,9 +114,9 @@ class SlotTable:
             words[_H_MAGIC] = _MAGIC
             words.release()
             if path.exists():
-                _set_aside(path)
-            shutil.rmtree(_stacks(path), ignore_errors=True)
-            os.mkdir(_stacks(path), 0o700)
+                set_aside(path)
+            shutil.rmtree(stacks_of(path), ignore_errors=True)
+            os.mkdir(stacks_of(path), 0o700)
             os.rename(fresh, path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -406,6 +298,6 @@ class SlotTable:
 
     def unlink(self) -> None:
         """Remove the file and the stack files; mappings stay usable."""
-        shutil.rmtree(_stacks(self.path), ignore_errors=True)
+        shutil.rmtree(stacks_of(self.path), ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)

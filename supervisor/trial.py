@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from supervisor.child import die_with_parent, kill_group
+from supervisor.linux import die_with_parent, kill_group
 
 if TYPE_CHECKING:
     from supervisor.herd import Herd
@@ -28,9 +28,7 @@ class Trial:
         self._epoll = herd.epoll
         self._limit_ns = limit_ns
         self._late = False
-        close = set(herd.own_fds)
-        for process in herd.processes.values():
-            close |= process.forked.owned
+        close = herd.not_for_children()
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

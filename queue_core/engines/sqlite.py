@@ -278,6 +278,19 @@ class SqliteEngine:
 
         return self._file.read(work, snapshot=True)
 
+    def abandoned(
+        self, instance: str, living: Sequence[int], limit: int
+    ) -> list[tuple[int, Claimed]]:
+        """Return claims of a supervisor's holders that no longer live, each with its holder."""
+        parameters = {"instance": instance, "living": json.dumps(list(living)), "limit": limit}
+
+        def work(connection: sqlite3.Connection) -> list[tuple[int, Claimed]]:
+            names = self._all_names(connection)
+            rows = connection.execute(SQL["claim_abandoned"], parameters).fetchall()
+            return [(row[18], sqlite_reads.claimed(row, names[row[16]])) for row in rows]
+
+        return self._file.read(work, snapshot=True)
+
     # ------------------------------------------------------------ extend
 
     def extend(self, claims: Sequence[Claim], lease_us: int) -> list[Extended | Stale]:
@@ -507,6 +520,10 @@ class SqliteEngine:
             changed, self._seen_version = version != self._seen_version, version
             if changed or left_seconds <= slice_seconds or _readable(wake_fd):
                 return changed
+
+    def version(self) -> int:
+        """Return a number that changes whenever anything was committed by anybody."""
+        return self._file.data_version() << 32 | self._file.commits
 
     def listen(self, queues: Sequence[str] | None) -> None:
         """Open the bells, before the look that precedes a sleep: no ring is lost between."""

@@ -362,6 +362,17 @@ SELECT job.id, run, task,
 FROM job WHERE state = 'claimed' AND holder = :holder
 ORDER BY priority DESC, seq;
 
+-- name: claim_abandoned
+-- returns the claims of a supervisor's holders that are not among the living (a JSON array).
+SELECT job.id, run, task,
+    coalesce(job.payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
+    attempts, max_attempts, deaths, priority, job_key, headers, job_group,
+    enqueued_us, ready_us, claimed_us, expires_us, seq, queue, started, job.holder
+FROM job JOIN holder ON holder.id = job.holder
+WHERE state = 'claimed' AND instance = :instance
+    AND job.holder NOT IN (SELECT value FROM json_each(:living))
+ORDER BY priority DESC, seq LIMIT :limit;
+
 -- ---------------------------------------------------------------- extend
 
 -- name: extend_lease
@@ -406,7 +417,7 @@ DELETE FROM job WHERE id = :id AND run = :run AND state = 'claimed';
 -- keeps seq: a released job goes back to where it stood.
 UPDATE job SET state = 'ready', holder = NULL, lease_us = NULL, started = 0,
     attempts = attempts + :charge, deaths = deaths + :death,
-    ready_us = CASE WHEN :charge THEN :now ELSE ready_us END
+    tree_deaths = tree_deaths + :tree_death, ready_us = CASE WHEN :charge THEN :now ELSE ready_us END
 WHERE id = :id AND run = :run AND state = 'claimed';
 
 -- name: finish_delayed

@@ -58,7 +58,9 @@ def settle(
         row = held.get(claim.id)
         if row is None or row.run != claim.run:
             results.append(Stale(claim=claim))
-            tally.add(row.queue if row else 0, "", stats.STALE)
+            # Worker and keeper may both hand back a job that never started; that is no anomaly.
+            if settlement.to is not State.READY or settlement.started_us is not None:
+                tally.add(row.queue if row else 0, "", stats.STALE)
             continue
         del held[claim.id]
         results.append(Settled(claim=claim, state=settlement.to))
@@ -98,6 +100,7 @@ def _parameters(settlement: Settlement, row: _Held, now_us: int) -> dict[str, An
         "started": started_us,
         "charge": int(settlement.charge),
         "death": int(settlement.death),
+        "tree_death": int(settlement.tree_death),
         "due": now_us + settlement.delay_us,
         "reason": settlement.reason,
         "error": cut(settlement.error, ERROR_LENGTH_MAX),

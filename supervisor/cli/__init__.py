@@ -1,3 +1,58 @@
-"""Offer the command line `herdsman`: parse, call, print."""
-def main() -> None:
-    """Run it."""
+"""Offer the command line `herdsman`: parse, call, print.
+
+Data goes to standard output, everything else to standard error; no traceback reaches a user
+unless --debug asks for it. Boundary: only `main` is here, so that importing it costs nothing;
+`app` lists the commands, `errors` maps what goes wrong to sentences and exit codes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code; the entry point of the console script."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    code = _run(args)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        code = code or 0
+        _forget_stdout()
+    sys.exit(code)
+
+
+def _run(args: list[str]) -> int:
+    from supervisor.cli import errors
+    from supervisor.cli.app import command
+
+    debug = os.environ.get("HERDSMAN_DEBUG") == "1" or "--debug" in args
+    try:
+        result = command().main(args, prog_name="herdsman", standalone_mode=False)
+    except SystemExit as left:  # completion scripts, and run, which is its own master
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except errors.OutputClosed:
+        _forget_stdout()
+        return 0
+    except BaseException as error:
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        explained = errors.explain(error)
+        errors.tell(explained)
+        return explained.code
+    return result if isinstance(result, int) else 0
+
+
+def _forget_stdout() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush does not complain."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+    finally:
+        os.close(null)

@@ -33,6 +33,19 @@ def number(value: int | None) -> str:
     return DASH if value is None else f"{value:,}".replace(",", "\u202f")
 
 
+def short(value: int | None) -> str:
+    """Return a count that fits a tile: three digits and a unit from a million on."""
+    if value is None or value < 1_000_000:
+        return number(value)
+    scaled = float(value)
+    for unit in ("", "", "M", "G", "T"):
+        if scaled < 1000 or unit == "T":
+            break
+        scaled /= 1000
+    digits = 2 if scaled < 10 else 1 if scaled < 100 else 0
+    return f"{scaled:.{digits}f}\u00a0{unit}"
+
+
 def span(seconds: float | None) -> str:
     """Return a duration in the one or two units an operator thinks in."""
     if seconds is None:
@@ -112,7 +125,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters.update(number=number, span=span, size=size)
+    environment.filters.update(number=number, short=short, span=span, size=size)
     environment.globals["bar"] = bar
     return environment
 

@@ -55,7 +55,7 @@ def run(child: Child, settings: Settings, database: str) -> int:
         log.error("web_not_started", why=str(error))
         return 1
     sources = Sources(
-        Opener(lambda: open_engine(database)),
+        Opener(lambda: open_engine(database, create=False)),
         catalogue.expected(settings),
         lambda: read_processes(child.table),
         instance=settings.instance,

@@ -7,7 +7,6 @@ answer ("down") and not a server that does not start.
 
 from __future__ import annotations
 
-import importlib.metadata
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any, Final, Protocol
 from queue_core.job import Reason, Record, State
 from queue_core.stats import Snapshot
 from supervisor.catalogue import Expected
-from supervisor.metrics import Registries
+from supervisor.metrics import Registries, version
 from supervisor.processes import ProcessFacts
 from supervisor.reading import CACHE_SECONDS, Reader, ReadFailed, numbers
 from supervisor.web.status import document, readiness
@@ -135,11 +134,3 @@ class Sources:
         except ReadFailed as failed:
             error = str(failed)
         return [*readiness(self.look() if self.look else None, error)]
-
-
-def version() -> str:
-    """Return the installed version of herdsman."""
-    try:
-        return importlib.metadata.version("herdsman")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

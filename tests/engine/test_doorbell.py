@@ -96,9 +96,9 @@ def test_folder_and_pipes_are_private(bell: Doorbell, folder: Path) -> None:
     assert all(path.is_fifo() for path in pipes)
 
 
-def test_a_queue_has_the_same_bell_everywhere(folder: Path) -> None:
+def test_a_queue_has_the_same_bell_everywhere() -> None:
     """Producers of another version, and names no encoder likes, find the same pipe."""
-    assert doorbell._number("emails") == 20
+    assert doorbell._number("123456789") == 0xCBF43926 % 64  # the check value of CRC-32
     assert 0 <= doorbell._number("\ud83d") < BELLS
 
 

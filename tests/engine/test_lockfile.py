@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,8 @@ def fork() -> Iterator[Fork]:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 work()
                 code = 0
+            except Exception:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         pids.append(pid)
@@ -94,12 +97,23 @@ def held_by_child(fork: Fork, path: Path) -> int:
     return pid
 
 
-def kill_soon(pid: int) -> None:
+def kill_soon(fork: Fork, pid: int) -> None:
     """Kill a child in a tenth of a second, when the caller has begun to wait."""
-    if os.fork() == 0:
+
+    def kill() -> None:
         time.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
-        os._exit(0)
+
+    fork(kill)
+
+
+def open_paths() -> set[str]:
+    """Return the files this process has open."""
+    paths = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the folder listed just now
+            paths.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return paths
 
 
 def threads() -> int:
@@ -158,7 +172,7 @@ def test_a_wait_ends_at_its_deadline(lock: FileLock, fork: Fork) -> None:
 def test_a_killed_holder_frees_the_lock_for_the_waiter(lock: FileLock, fork: Fork) -> None:
     """SIGKILL leaves no stale lock, and who waits gets it then and not at a next poll."""
     pid = held_by_child(fork, lock.path)
-    kill_soon(pid)
+    kill_soon(fork, pid)
     assert lock.acquire(20)
     assert lock.held
     lock.release()
@@ -183,7 +197,7 @@ def test_a_new_wait_takes_over_the_one_still_running(lock: FileLock, fork: Fork)
     for _ in range(5):
         assert not lock.acquire(0.02)
     assert threads() == before + 1
-    kill_soon(pid)
+    kill_soon(fork, pid)
     assert lock.acquire(20)
     assert not is_free(lock.path)
     # The wait is over for the helper too: it must not unlock what it granted.
@@ -213,7 +227,7 @@ def test_an_adopted_wait_is_granted_after_a_close(lock: FileLock, fork: Fork) ->
     pid = held_by_child(fork, lock.path)
     assert not lock.acquire(0.02)
     lock.close()
-    kill_soon(pid)
+    kill_soon(fork, pid)
     assert lock.acquire(20)
     assert not is_free(lock.path)
     lock.release()
@@ -225,10 +239,10 @@ def test_the_helper_ends_when_idle(
 ) -> None:
     """A thread is there while there is contention, and can be started again after."""
     monkeypatch.setattr("queue_core.lockfile._IDLE_SECONDS", 0.02)
+    before = threads()
     for _ in range(2):
-        before = threads()
         pid = held_by_child(fork, lock.path)
-        kill_soon(pid)
+        kill_soon(fork, pid)
         assert lock.acquire(20)
         lock.release()
         wait_until(lambda: threads() <= before)
@@ -316,15 +330,9 @@ def test_a_child_takes_the_lock_for_itself_after_abandoning(lock: FileLock, fork
     assert not lock.acquire(0.02)
 
     def child() -> None:
-        mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]}
-        assert str(lock.path) in mine
+        assert str(lock.path) in open_paths()
         lock.abandon()
-        left = os.listdir("/proc/self/fd")
-        assert str(lock.path) not in {
-            os.readlink(f"/proc/self/fd/{fd}")
-            for fd in left
-            if Path(f"/proc/self/fd/{fd}").exists()
-        }
+        assert str(lock.path) not in open_paths()
         assert lock.acquire(20)
 
     forked = fork(child)

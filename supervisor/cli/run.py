@@ -1,0 +1,206 @@
+"""Run the service: check, lock, lay out the tree, supervise.
+
+Boundary: wires the parts by passing functions in; decides nothing. The database
+and the handlers are looked at in a process that is thrown away, since the
+supervisor itself has neither.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from supervisor.cli import output
+from supervisor.cli.context import Config, Database, settings_for
+
+if TYPE_CHECKING:
+    from supervisor.settings import Settings
+    from supervisor.slots import SlotTable
+    from supervisor.supervise import Tree
+
+CHECK_SECONDS: Final = 120.0
+EXIT_HELD: Final = 73
+"""EX_CANTCREAT of sysexits.h: another supervisor holds this database."""
+
+Instance = Annotated[
+    str | None,
+    typer.Option("--instance", metavar="NAME", help="Name of this supervisor; default main."),
+]
+
+
+def run(config: Config = None, database: Database = None, instance: Instance = None) -> None:
+    """Run the service in the foreground until it is told to stop.
+
+    TERM or Ctrl-C drains: running jobs finish, nothing new is claimed.
+    """
+    settings = settings_for(config, database)
+    if instance is not None:
+        settings = settings.model_copy(update={"instance": instance})
+    raise typer.Exit(serve(settings))
+
+
+def serve(settings: Settings) -> int:
+    """Supervise until told to stop; return the exit code."""
+    from supervisor import supervise
+    from supervisor.apart import run_apart
+    from supervisor.slots import SlotTable, previous_slots, slots_capacity, slots_path
+
+    configure_logs(settings)
+    with ExitStack() as stack:
+        lock = _take_lock(settings)
+        if lock is None:
+            return EXIT_HELD
+        stack.callback(lock.close)
+        code, text = run_apart(lambda: check(settings), CHECK_SECONDS)
+        if code:
+            for line in text.splitlines():
+                output.say(f"herdsman: {line}")
+            return code
+        path = slots_path(settings.database, settings.instance)
+        table = SlotTable.create(
+            path,
+            instance_uuid=str(uuid.uuid4()),
+            pools=list(settings.pools),
+            capacity=slots_capacity(sum(pool.processes for pool in settings.pools.values())),
+        )
+        stack.callback(table.close)
+        for before in previous_slots(path):
+            old = SlotTable.attach(before)
+            supervise.sweep(old)
+            old.close()
+        code = supervise.run(tree(settings, table, lock.fileno()))
+        table.unlink()
+        return code
+
+
+def check(settings: Settings) -> tuple[int, str]:
+    """Open the database and import the handlers; return an exit code and what is wrong."""
+    from queue_core import DatabaseError, QueueBusy, open_engine
+    from supervisor import handlers
+    from supervisor.cli import errors
+
+    try:
+        engine = open_engine(settings.database)
+        engine.counts("default")
+        engine.close()
+        handlers.load(settings)
+    except (DatabaseError, QueueBusy, handlers.HandlerError) as error:
+        explained = errors.explain(error)
+        return explained.code, explained.text
+    return 0, ""
+
+
+def tree(settings: Settings, table: SlotTable, lock_fd: int) -> Tree:
+    """Return the process tree of a configuration."""
+    from supervisor.supervise import PoolSpec, Tree
+
+    return Tree(
+        pools=[
+            PoolSpec(
+                name=name,
+                processes=pool.processes,
+                main=_WorkerMain(settings, name),
+                max_jobs=pool.max_jobs,
+                max_rss_bytes=pool.max_memory_bytes,
+                max_age_seconds=pool.max_age_seconds,
+                on_crash_loop=pool.on_crash_loop,
+            )
+            for name, pool in settings.pools.items()
+        ],
+        keeper=_KeeperMain(settings),
+        web=_WebMain(settings) if settings.web.enabled else None,
+        table=table,
+        lock_fd=lock_fd,
+        grace_seconds=settings.grace_seconds,
+        boot_seconds=max(pool.boot_timeout_seconds for pool in settings.pools.values()),
+        reload=lambda: _reload(settings, table, lock_fd),
+        validate=lambda: _validate(settings),
+        reopen_logs=lambda: configure_logs(settings),
+    )
+
+
+def configure_logs(settings: Settings) -> None:
+    """Send logs where the configuration says; also after a rotation."""
+    from supervisor import logs
+
+    form = {"auto": None, "json": True, "console": False}[settings.logs.format]
+    logs.configure(json=form, level=settings.logs.level)
+    if settings.logs.file is not None:
+        logs.reopen(settings.logs.file)
+
+
+def _take_lock(settings: Settings):  # type: ignore[no-untyped-def]
+    from queue_core.clock import SystemClock
+    from queue_core.lockfile import InstanceLock, describe_holder
+
+    path = Path(f"{settings.database}.{settings.instance}.lock")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = {
+        "pid": os.getpid(),
+        "instance": settings.instance,
+        "boot": SystemClock().boot_id(),
+        "started": int(time.time()),
+    }
+    lock = InstanceLock.take(path, info)
+    if lock is None:
+        output.say(
+            f"herdsman: {settings.database} is already served by {describe_holder(path)}; "
+            "stop it, or give this one another --instance"
+        )
+    return lock
+
+
+def _reload(settings: Settings, table: SlotTable, lock_fd: int) -> Tree | None:
+    from supervisor.settings import load
+
+    if settings.path is None:
+        return None
+    fresh = load(settings.path).model_copy(update={"instance": settings.instance})
+    return tree(fresh, table, lock_fd)
+
+
+def _validate(settings: Settings) -> int:
+    from supervisor.settings import load
+
+    code, text = check(load(settings.path) if settings.path else settings)
+    if text:
+        output.say(text)
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerMain:
+    settings: Settings
+    pool: str
+
+    def __call__(self, child):  # type: ignore[no-untyped-def]
+        from supervisor import worker
+
+        return worker.main(child, self.settings, self.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeeperMain:
+    settings: Settings
+
+    def __call__(self, child):  # type: ignore[no-untyped-def]
+        from supervisor import keeper
+
+        return keeper.main(child, self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _WebMain:
+    settings: Settings
+
+    def __call__(self, child):  # type: ignore[no-untyped-def]
+        from supervisor import web
+
+        return web.serve(child, self.settings, self.settings.database)

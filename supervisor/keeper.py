@@ -1,0 +1,375 @@
+"""Keep the database in order: bury the dead workers' jobs, extend, promote, reap, prune, flush.
+
+Boundary: all upkeep in SQL, and none of the process keeping: who lives and who
+died it reads from the slots. It starts nothing. Every duty is bounded, and one
+that fails is tried again a little later without stopping the others.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import structlog
+
+from queue_core.engine import Engine
+from queue_core.errors import QueueError
+from queue_core.job import Claimed, Outcome, Settlement, State
+from queue_core.queue import open_engine
+from queue_core.retry import (
+    DEFAULT_BACKOFF,
+    Backoff,
+    Crashed,
+    Interrupted,
+    LeaseLost,
+    Result,
+    Retry,
+    settle,
+)
+from supervisor.child import Child, kill_groups
+from supervisor.logs import register
+from supervisor.policy import CAUSES, EXIT_OK, Cause
+from supervisor.settings import HandlerSettings, Settings
+from supervisor.slot import Kind, Slot, SlotState
+from supervisor.slots import SlotTable, SlotsError, previous_slots
+from supervisor.worker import LEASE_SECONDS
+
+log = structlog.get_logger("herdsman.keeper")
+
+JOBS_HANDED_BACK: Final = "jobs_handed_back"
+JOBS_RECOVERED: Final = "jobs_recovered"
+LEASES_REAPED: Final = "leases_reaped"
+JOBS_PRUNED: Final = "jobs_pruned"
+UPKEEP_FAILED: Final = "upkeep_failed"
+register(JOBS_HANDED_BACK, JOBS_RECOVERED, LEASES_REAPED, JOBS_PRUNED, UPKEEP_FAILED)
+
+TICK_SECONDS: Final = 0.1
+EXTEND_SECONDS: Final = 20.0
+"""A third of the lease: two renewals may fail before one is lost (design: process tree)."""
+REVOKE_AFTER_NS: Final = 250_000_000
+"""A job running longer than this holds up the rest of its batch, which is handed back."""
+REAP_SECONDS: Final = 1.0
+PRUNE_SECONDS: Final = 5.0
+LIMIT: Final = 500
+PRUNE_LIMIT: Final = 2_000
+RETRY_SECONDS: Final = 1.0
+LOCK_SECONDS: Final = 5.0
+"""Shorter than the 15 s after which the supervisor takes a keeper for hung."""
+
+
+def main(child: Child, settings: Settings) -> int:
+    """Be the keeper until told to stop, or until the supervisor is gone."""
+    engine = open_engine(settings.database, lock_timeout_seconds=LOCK_SECONDS)
+    return Keeper(child, engine, settings).run()
+
+
+@dataclass(slots=True)
+class _Duty:
+    """Something to do every so often. `at` is the monotonic second of the next time."""
+
+    name: str
+    every_seconds: float
+    act: Callable[[], object]
+    at: float = 0.0
+    failing: bool = False
+
+
+class Keeper:
+    """The loop of the keeper, and what it remembers between ticks."""
+
+    def __init__(self, child: Child, engine: Engine, settings: Settings) -> None:
+        self._child = child
+        self._table: SlotTable = child.table
+        self._engine = engine
+        self._settings = settings
+        self._flushed_version = -1
+        self._due_at = 0.0
+        self._due_version = -1
+        self._recovered = False
+        self._configured = False
+        # In this order: a live worker's lease is renewed before any lease is judged.
+        self._duties = [
+            _Duty("configure", 3600.0, self._configure),
+            _Duty("bury", 0.0, self._bury),
+            _Duty("recover", 3600.0, self._recover),
+            _Duty("extend", EXTEND_SECONDS, self._extend),
+            _Duty("revoke", 0.0, self._revoke),
+            _Duty("promote", 0.0, self._promote),
+            _Duty("reap", REAP_SECONDS, self._reap),
+            _Duty("prune", PRUNE_SECONDS, self._prune),
+            _Duty("flush", TICK_SECONDS, self._flush),
+        ]
+
+    def run(self) -> int:
+        """Tick until told to stop."""
+        self._tick()
+        self._child.ready()
+        while not self._child.stopping:
+            select.select([self._child.wake_fd], [], [], TICK_SECONDS)
+            self._child.clear_wake()
+            self._tick()
+        if self._child.orphaned:
+            kill_groups(self._table)
+            return EXIT_OK
+        self._last()
+        return EXIT_OK
+
+    def _tick(self) -> None:
+        for duty in self._duties:
+            if self._child.orphaned:
+                return
+            now = time.monotonic()
+            if now < duty.at:
+                continue
+            self._child.slot.beat()
+            try:
+                duty.act()
+            except QueueError as error:
+                if not duty.failing:
+                    log.warning(UPKEEP_FAILED, duty=duty.name, error=str(error))
+                duty.failing = True
+                duty.at = now + RETRY_SECONDS
+                self._child.slot.note = f"{duty.name}: {error}"
+            else:
+                duty.failing = False
+                duty.at = now + duty.every_seconds
+
+    def _last(self) -> None:
+        """The final round, when the workers are gone."""
+        for act in (self._bury, self._engine.flush, self._engine.checkpoint, self._engine.close):
+            try:
+                act()
+            except QueueError as error:
+                log.warning(UPKEEP_FAILED, duty="last", error=str(error))
+
+    # ------------------------------------------------------------ the dead
+
+    def _bury(self) -> None:
+        """Settle what dead workers held: finished is done, running is charged, the rest is free."""
+        for slot in self._table.dead():
+            if slot.kind is Kind.WORKER and slot.holder:
+                held = self._engine.held(slot.holder)
+                settlements = [self._after_death(slot, row) for row in held]
+                self._engine.finish(settlements)
+                if held:
+                    log.warning(
+                        JOBS_HANDED_BACK,
+                        worker=slot.name,
+                        cause=_cause(slot),
+                        jobs=len(held),
+                        charged=sum(settlement.charge for settlement in settlements),
+                    )
+            slot.free()
+
+    def _after_death(self, slot: Slot, row: Claimed, *, tree: bool = False) -> Settlement:
+        batch = slot.batch()
+        at = (row.id, row.run)
+        position = batch.claims.index(at) if batch is not None and at in batch.claims else -1
+        if batch is None or position < 0 or position >= batch.started:
+            return _release(row, tree=tree)
+        if position in batch.finished:
+            return Settlement(
+                claim=row.claim,
+                to=State.DONE,
+                outcome=Outcome.SUCCEEDED,
+                started_us=self._engine.now_us() - batch.finished[position],
+                duration_us=batch.finished[position],
+            )
+        ran_us = max(0, time.monotonic_ns() - slot.started_ns) // 1000
+        cause = _cause(slot)
+        result = _result_of_death(slot, cause, tree=tree)
+        settled = self._settle(row, result, self._engine.now_us() - ran_us, ran_us)
+        return replace(settled, cause=None if tree else cause, tree_death=tree)
+
+    def _settle(
+        self, row: Claimed, result: Result, started_us: int | None, duration_us: int
+    ) -> Settlement:
+        handler = self._settings.handlers.get(row.task)
+        return settle(
+            row,
+            result,
+            policy=_policy(handler),
+            max_attempts_default=(
+                handler or self._settings.defaults
+            ).max_attempts,
+            random=random.random(),
+            started_us=started_us,
+            duration_us=duration_us,
+        )
+
+    def _recover(self) -> None:
+        """Hand back what an earlier run of this instance left claimed; we hold its lock now.
+
+        Its slots, if they are still there, tell what was finished and what ran.
+        """
+        if self._recovered:
+            return
+        tables = []
+        for path in previous_slots(self._table.path):
+            try:
+                tables.append(SlotTable.attach(path))
+            except SlotsError as error:
+                log.warning(UPKEEP_FAILED, duty="recover", error=str(error))
+        slots = {
+            slot.holder: slot
+            for table in tables
+            if table.same_boot
+            for slot in table.slots
+            if slot.holder and slot.state is not SlotState.FREE
+        }
+        total = 0
+        while True:
+            living = [slot.holder for slot in self._table.slots if slot.holder]
+            rows = self._engine.abandoned(self._settings.instance, living, LIMIT)
+            self._engine.finish(
+                [
+                    self._after_death(slots[holder], row, tree=True)
+                    if holder in slots
+                    else _release(row, tree=True)
+                    for holder, row in rows
+                ]
+            )
+            total += len(rows)
+            self._child.slot.beat()
+            if len(rows) < LIMIT:
+                break
+        for table in tables:
+            table.unlink()
+            table.close()
+        self._recovered = True
+        if total:
+            log.warning(JOBS_RECOVERED, jobs=total)
+
+    # ------------------------------------------------------------ the living
+
+    def _extend(self) -> None:
+        holders = [slot.holder for slot in self._table.live() if slot.holder]
+        busy = [slot for slot in self._table.live() if slot.holder and slot.batch_size]
+        if busy:
+            self._engine.extend_holders(holders, int(LEASE_SECONDS * 1_000_000))
+
+    def _revoke(self) -> None:
+        """Hand back the unstarted jobs behind one that runs long."""
+        for slot in self._table.live():
+            if slot.state is not SlotState.RUN or slot.batch_size <= slot.started:
+                continue
+            if time.monotonic_ns() - slot.started_ns < REVOKE_AFTER_NS:
+                continue
+            if slot.revoke() is None:
+                continue
+            batch = slot.batch()
+            rest = set(batch.rest) if batch is not None else set()
+            rows = [row for row in self._engine.held(slot.holder) if (row.id, row.run) in rest]
+            self._engine.finish([_release(row) for row in rows])
+
+    def _promote(self) -> None:
+        """Promote when something is due; look anew only when something may have changed."""
+        version = self._version()
+        if version == self._due_version and time.monotonic() < self._due_at:
+            return
+        self._engine.promote(LIMIT)
+        due_us = self._engine.next_due_us()
+        self._due_at = time.monotonic() + (3600.0 if due_us is None else due_us / 1_000_000)
+        self._due_version = version
+
+    def _reap(self) -> None:
+        reaped = self._engine.reap(self._judge, LIMIT)
+        if reaped:
+            log.warning(LEASES_REAPED, jobs=len(reaped))
+
+    def _judge(self, row: Claimed, started: bool) -> Settlement:
+        return self._settle(row, LeaseLost(), row.claimed_us if started else None, 0)
+
+    def _prune(self) -> None:
+        removed = self._engine.prune(PRUNE_LIMIT)
+        if removed:
+            log.info(JOBS_PRUNED, jobs=removed)
+
+    def _flush(self) -> None:
+        """Flush acks that nobody waited for, and keep the log short."""
+        version = self._version()
+        if version == self._flushed_version:
+            return
+        self._engine.flush()
+        self._flushed_version = version
+        if self._engine.checkpoint_due():
+            self._engine.checkpoint()
+
+    def _version(self) -> int:
+        return self._engine.version()
+
+    def _configure(self) -> None:
+        """Store the options of each configured queue, so that every producer obeys them."""
+        if self._configured:
+            return
+        for name in self._settings.queue_names:
+            options = self._settings.queues.get(name)
+            stored: dict[str, Any] = {"keep_done_us": _microseconds(7 * 86_400.0)}
+            if options is not None:
+                stored = {
+                    "max_depth": options.max_depth,
+                    "keep_done_us": _microseconds(options.keep_done_seconds),
+                    "keep_dead_us": _microseconds(options.keep_dead_seconds),
+                    "key_ttl_us": _microseconds(options.key_ttl_seconds),
+                }
+                if options.paused is not None:
+                    stored["paused"] = options.paused
+            self._engine.configure(name, **stored)
+        self._configured = True
+
+
+def _release(row: Claimed, *, tree: bool = False) -> Settlement:
+    return Settlement(
+        claim=row.claim,
+        to=State.READY,
+        outcome=Outcome.INTERRUPTED,
+        charge=False,
+        tree_death=tree,
+    )
+
+
+def _cause(slot: Slot) -> Cause:
+    code = slot.cause
+    return CAUSES[code - 1] if 0 < code <= len(CAUSES) else Cause.EXIT
+
+
+def _result_of_death(slot: Slot, cause: Cause, *, tree: bool) -> Result:
+    """Return what the death of a worker means for the job it ran.
+
+    The death of the whole tree charges nobody: which job was to blame cannot be known.
+    """
+    if tree:
+        return Interrupted(error=f"worker {slot.name} died with the whole process tree")
+    how = f"signal {slot.signal}" if slot.signal else f"exit code {slot.exit_code}"
+    error = f"worker {slot.name} died while running the job: {cause} ({how})"
+    stack = slot.stack_text() or None
+    if cause is Cause.TIMEOUT:
+        return Retry(
+            error="the job ran past its timeout and its worker was killed",
+            traceback=stack,
+            outcome=Outcome.TIMED_OUT,
+        )
+    if cause in {Cause.DRAIN, Cause.RECYCLE, Cause.SCALE}:
+        return Interrupted(error=error)
+    return Crashed(cause=cause, error=error, traceback=stack)
+
+
+def _policy(handler: HandlerSettings | None) -> Backoff:
+    if handler is None:
+        return DEFAULT_BACKOFF
+    options = handler.backoff
+    return Backoff(
+        kind=options.kind,
+        base_seconds=options.base_seconds,
+        factor=options.factor,
+        cap_seconds=options.cap_seconds,
+        jitter=options.jitter,
+    )
+
+
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1_000_000)

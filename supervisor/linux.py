@@ -1,0 +1,143 @@
+"""Ask the kernel about processes, and have it do what the standard library cannot.
+
+Boundary: single questions and single system calls, each with its fallback where
+/proc or prctl(2) is missing; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import sys
+import uuid
+from pathlib import Path
+from typing import Final
+
+INSTANCE_VARIABLE: Final = "HERDSMAN_INSTANCE_UUID"
+"""Set in every child, so that what a handler executes can be found after we are gone."""
+_PR_SET_PDEATHSIG: Final = 1  # prctl(2)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_OOM_SCORE_STEP: Final = 500
+"""The kernel is to kill a worker, which is replaced, before the supervisor, which is not."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_TICK_US: Final = 1_000_000 // os.sysconf("SC_CLK_TCK")
+_libc: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return the resident memory of a process; 0 when it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def cpu_us(pid: int | str = "self") -> int:
+    """Return the processor time a process has used, in microseconds; 0 when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            return (int(fields[11]) + int(fields[12])) * _TICK_US
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def start_time(pid: int | str = "self") -> int:
+    """Return when a process started, in clock ticks since boot; 0 when there is none.
+
+    The command name in field 2 may hold blanks and brackets, so count from its end.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def children() -> list[int]:
+    """Return the pids of our children, adopted ones too."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+            found += [int(pid) for pid in file.read().split()]
+    return found
+
+
+def open_descriptors() -> set[int]:
+    """Return the open descriptors of this process."""
+    with os.scandir("/proc/self/fd") as entries:
+        numbers = {int(entry.name) for entry in entries}
+    return {fd for fd in numbers if _is_open(fd)}  # the scan's own one is closed by now
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_GETFD)
+    except OSError:
+        return False
+    return True
+
+
+def thread_count() -> int:
+    """Return how many threads this process has."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans of our descendants, so that what jobs leave behind is seen."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """Have the kernel send us a signal when the thread that forked us ends."""
+    if _libc is not None and _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
+
+
+def raise_oom_score() -> None:
+    """Offer this process to the out-of-memory killer before its parent."""
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        path.write_text(str(min(1000, int(path.read_text()) + _OOM_SCORE_STEP)))
+
+
+def kill_group(pid: int) -> bool:
+    """Kill a whole process group; say whether there was one."""
+    if pid <= 1:
+        return False
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
+
+
+def is_tmpfs(folder: Path) -> bool:
+    """Say whether a folder lies on a tmpfs, from the kernel's own table of mounts."""
+    try:
+        device = os.stat(folder).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.split()
+                if fields[2] == wanted:
+                    return fields[fields.index("-") + 1] in ("tmpfs", "ramfs")
+    except (OSError, ValueError, IndexError):
+        return False
+    return False
+
+
+def boot_id() -> bytes:
+    """Return the 16 bytes that name this boot of the kernel; zeros where there is none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return uuid.UUID(file.read().strip()).bytes
+    except (OSError, ValueError):
+        return bytes(16)
