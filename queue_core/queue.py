@@ -202,10 +202,19 @@ class Queue(Generic[T]):
         QueueBusy and the DatabaseErrors; nothing is stored then.
         """
         ids = self.put_many(
-            [payload], delay=delay, priority=priority, keys=None if key is None else [key],
-            task=task, headers=headers, expires=expires, group=group,
-            max_attempts=max_attempts, tx=tx, block=block, timeout=timeout,
-        )  # fmt: skip
+            [payload],
+            delay=delay,
+            priority=priority,
+            keys=None if key is None else [key],
+            task=task,
+            headers=headers,
+            expires=expires,
+            group=group,
+            max_attempts=max_attempts,
+            tx=tx,
+            block=block,
+            timeout=timeout,
+        )
         return ids[0]
 
     def put_many(
@@ -253,7 +262,7 @@ class Queue(Generic[T]):
                     expires_us=expires_us,
                     group=group,
                     max_attempts=max_attempts,
-                )  # fmt: skip
+                )
             )
         if not jobs:
             return []

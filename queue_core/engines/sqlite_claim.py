@@ -42,7 +42,7 @@ def candidates(
     if queues is None:
         if len(rows) > 1:
             # Fairness, not secrecy.
-            start = random.randrange(len(rows))  # noqa: S311
+            start = random.randrange(len(rows))
             rows = rows[start:] + rows[:start]
         return rows
     by_name = {name: (id_, name) for id_, name in rows}

@@ -32,7 +32,7 @@ def enqueue(
 
     Raises IdempotencyConflict and QueueFull before anything is written.
     """
-    queue_id, queue_name = queue
+    queue_id = queue[0]
     holders = _key_holders(connection, queue, jobs, now_us)
     fresh = [job for job, holder in zip(jobs, holders, strict=True) if holder is None]
     _check_room(connection, queue, len(fresh))

@@ -11,32 +11,22 @@ Boundary: transactions and files; what is written in them is `sqlite.py`'s.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import signal
 import sqlite3
-import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 from urllib.parse import quote
 
+from queue_core.engines import forks, sqlite_faults
 from queue_core.engines.sql import load
-from queue_core.errors import (
-    DatabaseCorrupt,
-    DatabaseError,
-    DatabaseFull,
-    DatabaseReadOnly,
-    DatabaseUnavailable,
-    DurabilityUnknown,
-    QueueBusy,
-    QueueClosed,
-    QueueError,
-)
+from queue_core.engines.sqlite_log import Log
+from queue_core.errors import DurabilityUnknown, QueueBusy, QueueClosed, QueueError
 from queue_core.lockfile import FileLock, describe_holder
 
 T = TypeVar("T")
@@ -49,22 +39,22 @@ WRITER_CHECKPOINT_BYTES: Final = 4 * CHECKPOINT_BYTES
 """Log size at which any writer checkpoints, because no keeper has."""
 TRUNCATE_BYTES: Final = 64 * 1024 * 1024
 COMMITS_PER_LOG_CHECK: Final = 64
-_FRAME_HEADER_BYTES: Final = 24
-_LOG_HEADER_BYTES: Final = 32
+BUSY_PAUSE_SECONDS_MAX: Final = 0.05
 _DEFERRED_SIGNALS: Final = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM, signal.SIGHUP}
 )
-
-_open_files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
-_forking: list[SqliteFile] = []
+Mask = set[int | signal.Signals] | None
+"""A thread's signal mask to go back to; None in threads where no handler runs."""
 _kept_over_fork: list[object] = []
 
 
 class SqliteFile:
-    """A database file, opened when first used and again after a close or a fork.
+    """A database file, opened when first used and again after a fork.
 
-    `lock` "off" leaves out the flock, for filesystems without it; SQLite's own
-    lock still keeps it correct. `durability` "normal" leaves out the flush.
+    `check` may refuse the place before anything is made there, `prepare` gets
+    each new connection, and `abandon` is called in a forked child. `lock` "off"
+    leaves out the flock, for filesystems without it; SQLite's own lock still
+    keeps it correct. `durability` "normal" leaves out the flush.
     """
 
     def __init__(
@@ -79,7 +69,6 @@ class SqliteFile:
         lock_timeout_seconds: float = 30.0,
     ) -> None:
         self.path = path
-        self.log_path = Path(f"{path}-wal")
         self.lock_path = Path(f"{path}.lock")
         self.lock_timeout_seconds = lock_timeout_seconds
         self.durability = durability
@@ -88,16 +77,13 @@ class SqliteFile:
         self._abandon = abandon
         self._lock = FileLock(self.lock_path) if lock == "flock" else None
         self._mutex = threading.RLock()
-        self._flush_mutex = threading.Lock()
+        self._log = Log(Path(f"{path}-wal"))
         self._connection: sqlite3.Connection | None = None
-        self._log_fd = -1
         self._commits = 0
-        self._flushed = 0
-        self._unsure = False
         self._closed = False
         self.user_transaction = False
         """Whether a `transaction()` is open; only its own thread can see True."""
-        _open_files.add(self)
+        forks.watch(self)
 
     # ------------------------------------------------------------ transactions
 
@@ -109,12 +95,14 @@ class SqliteFile:
         deadline, and a DatabaseError that says what is wrong with the file.
         """
         deadline = time.monotonic() + self.lock_timeout_seconds
-        self._enter(deadline)
-        try:
-            result = self._locked(lambda connection: self._transact(connection, work), deadline)
+        with self._session(deadline) as mask:
+            connection = self._ready(deadline)
+            self._take_lock(deadline, mask)
+            try:
+                result = self._told(lambda: self._transact(connection, work), deadline)
+            finally:
+                self._release_lock()
             ticket = self._commits
-        finally:
-            self._mutex.release()
         if flush:
             self.flush(ticket)
         if ticket % COMMITS_PER_LOG_CHECK == 0 and self.log_bytes() > WRITER_CHECKPOINT_BYTES:
@@ -124,10 +112,11 @@ class SqliteFile:
     def read(self, work: Callable[[sqlite3.Connection], T], *, snapshot: bool = False) -> T:
         """Run `work` without the lock; with `snapshot`, all its reads see one moment."""
         deadline = time.monotonic() + self.lock_timeout_seconds
-        self._enter(deadline)
-        try:
-            connection = self._connection or self._open(deadline)
-            if not snapshot or connection.in_transaction:
+        with self._session(deadline):
+            if self.user_transaction and self._connection is not None:
+                return work(self._connection)
+            connection = self._ready(deadline)
+            if not snapshot:
                 return self._told(lambda: work(connection), deadline)
 
             def whole() -> T:
@@ -138,110 +127,111 @@ class SqliteFile:
                     connection.execute(SQL["rollback"])
 
             return self._told(whole, deadline)
-        finally:
-            self._mutex.release()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Hold a write transaction open for the caller's own statements; durable on exit."""
         deadline = time.monotonic() + self.lock_timeout_seconds
-        self._enter(deadline)
-        try:
-            connection = self._connection or self._open(deadline)
-            self._take_lock(deadline)
-            self.user_transaction = True
+        with self._session(deadline) as mask:
+            connection = self._ready(deadline)
+            self._take_lock(deadline, mask)
             try:
                 self._told(lambda: connection.execute(SQL["begin_write"]), deadline)
+                self.user_transaction = True
+                _restore(mask)
                 try:
                     yield connection
-                    self._told(lambda: connection.execute(SQL["commit"]), deadline)
-                    self._commits += 1
                 finally:
-                    if connection.in_transaction:
-                        connection.execute(SQL["rollback"])
+                    self.user_transaction = False
+                    _defer(mask)
+                self._told(lambda: connection.execute(SQL["commit"]), deadline)
+                self._commits += 1
             finally:
-                self.user_transaction = False
+                if connection.in_transaction:
+                    connection.execute(SQL["rollback"])
                 self._release_lock()
             ticket = self._commits
-        finally:
-            self._mutex.release()
         self.flush(ticket)
 
-    def _enter(self, deadline: float) -> None:
-        if self._closed:
-            raise QueueClosed(f"{self.path} was closed; make a new Queue to use it again")
-        if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise QueueBusy(
-                f"{self.path}: another thread of this process held the connection for "
-                f"{self.lock_timeout_seconds:g} s; use a Queue per thread"
-            )
-
-    def _locked(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
-        """Run `work` holding the flock, with signal handlers deferred.
+    @contextmanager
+    def _session(self, deadline: float) -> Iterator[Mask]:
+        """Hold the mutex, with signal handlers deferred; yield the mask to go back to.
 
         A handler that raises (Ctrl-C, a soft timeout) could otherwise strike
-        between BEGIN and the roll-back, and leave the lock held.
+        between BEGIN and the roll-back, and leave lock or transaction behind.
+        Handlers run in the main thread alone, so other threads need no mask.
         """
-        if self.user_transaction:
-            raise QueueError(
-                "a transaction is open in this thread: pass it as tx=, or end it first"
-            )
-        connection = self._connection or self._open(deadline)
-        main = threading.current_thread() is threading.main_thread()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED_SIGNALS) if main else None
+        if self._closed:
+            raise QueueClosed(f"{self.path} was closed; make a new Queue to use it again")
+        mask = None
+        if threading.current_thread() is threading.main_thread():
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        held = False
         try:
-            if self._lock is not None and not self._lock.acquire(0.0):
-                if before is not None:  # Ctrl-C must work while we wait.
-                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                self._take_lock(deadline)
-                if before is not None:
-                    signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED_SIGNALS)
-            return work(connection)
+            _defer(mask)
+            held = self._mutex.acquire(blocking=False)
+            if not held:
+                _restore(mask)  # Ctrl-C must work while we wait.
+                held = self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic()))
+                _defer(mask)
+            if not held:
+                raise QueueBusy(
+                    f"{self.path}: another thread of this process held the connection for "
+                    f"{self.lock_timeout_seconds:g} s; use a Queue per thread"
+                )
+            yield mask
         finally:
-            if connection.in_transaction:
-                connection.execute(SQL["rollback"])
-            self._release_lock()
-            if before is not None:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if held:
+                self._mutex.release()
+            _restore(mask)
+
+    def _ready(self, deadline: float) -> sqlite3.Connection:
+        """Return the connection, free of any transaction."""
+        if self.user_transaction:
+            raise QueueError("a transaction is open in this thread: pass it as tx=, or end it")
+        connection = self._connection or self._open(deadline)
+        if connection.in_transaction:
+            connection.execute(SQL["rollback"])
+        return connection
 
     def _transact(
         self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        deadline = time.monotonic() + self.lock_timeout_seconds
+        connection.execute(SQL["begin_write"])
+        try:
+            result = work(connection)
+            connection.execute(SQL["commit"])
+        except BaseException:
+            if connection.in_transaction:  # a full disk makes SQLite roll back by itself
+                connection.execute(SQL["rollback"])
+            raise
+        self._commits += 1
+        return result
 
-        def whole() -> T:
-            connection.execute(SQL["begin_write"])
-            try:
-                result = work(connection)
-                connection.execute(SQL["commit"])
-            except BaseException:
-                # A full disk makes SQLite roll back by itself.
-                if connection.in_transaction:
-                    connection.execute(SQL["rollback"])
-                raise
-            self._commits += 1
-            return result
-
-        return self._told(whole, deadline)
-
-    def _take_lock(self, deadline: float) -> None:
+    def _take_lock(self, deadline: float, mask: Mask = None) -> None:
         if self._lock is None:
             return
         try:
-            if self._lock.acquire(max(0.0, deadline - time.monotonic())):
+            if self._lock.acquire(0.0):
                 return
+            _restore(mask)
+            try:
+                taken = self._lock.acquire(max(0.0, deadline - time.monotonic()))
+                _defer(mask)
+            except BaseException:
+                self._release_lock()
+                raise
         except OSError as error:
-            raise self._fault_of_os(error) from error
-        raise QueueBusy(
-            f"{self.lock_path} was held for {self.lock_timeout_seconds:g} s by "
-            f"{describe_holder(self.lock_path)}; stop it, or raise lock_timeout_seconds"
-        )
+            raise sqlite_faults.of_os(self.path, error) from error
+        if not taken:
+            raise QueueBusy(
+                f"{self.lock_path} was held for {self.lock_timeout_seconds:g} s by "
+                f"{describe_holder(self.lock_path)}; stop it, or raise lock_timeout_seconds"
+            )
 
     def _release_lock(self) -> None:
         if self._lock is not None and self._lock.held:
             self._lock.release()
-
-    # ------------------------------------------------------------ faults
 
     def _told(self, work: Callable[[], T], deadline: float) -> T:
         """Run `work`, again while the file is busy, and turn SQLite's errors into ours."""
@@ -250,47 +240,10 @@ class SqliteFile:
             try:
                 return work()
             except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-                if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED} and (
-                    time.monotonic() + pause < deadline
-                ):
-                    time.sleep(pause)
-                    pause = min(pause * 2, 0.05)
-                    continue
-                raise self.fault(error, code) from error
-
-    def fault(self, error: sqlite3.Error, code: int) -> QueueError:
-        """Return our error for SQLite's: what, where, and what to do next."""
-        where = str(self.path)
-        match code:
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                return QueueBusy(f"{where} is locked by a program that does not use {where}.lock")
-            case sqlite3.SQLITE_FULL:
-                return DatabaseFull(f"{where}: the disk is full; free space, then try again")
-            case sqlite3.SQLITE_READONLY:
-                return DatabaseReadOnly(f"{where} cannot be written by this user; check its owner")
-            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-                return DatabaseCorrupt(
-                    f"{where} is not a database, or is damaged ({error}); "
-                    "restore a backup, or name another file"
-                )
-            case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-                return DatabaseUnavailable(f"{where} cannot be opened ({error}); check its folder")
-            case sqlite3.SQLITE_IOERR:
-                return DatabaseUnavailable(f"{where}: the disk failed ({error}); check its health")
-            case _:
-                return DatabaseError(f"{where}: {error}")
-
-    def _fault_of_os(self, error: OSError) -> QueueError:
-        match error.errno:
-            case errno.ENOSPC | errno.EDQUOT:
-                return DatabaseFull(f"{self.path}: the disk is full; free space, then try again")
-            case errno.EROFS | errno.EACCES | errno.EPERM:
-                return DatabaseReadOnly(
-                    f"{error.filename or self.path} cannot be written by this user; check its owner"
-                )
-            case _:
-                return DatabaseUnavailable(f"{self.path}: {error.strerror or error}")
+                if not (sqlite_faults.is_busy(error) and time.monotonic() + pause < deadline):
+                    raise sqlite_faults.of_sqlite(self.path, error) from error
+                time.sleep(pause)
+                pause = min(pause * 2, BUSY_PAUSE_SECONDS_MAX)
 
     # ------------------------------------------------------------ open and close
 
@@ -299,26 +252,22 @@ class SqliteFile:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock(deadline)
-        except OSError as error:
-            raise self._fault_of_os(error) from error
-        try:
             if not self.path.exists():
-                # Created by us first, so that the file and the log that takes
-                # its mode are private. No connection can have it open yet.
+                # Made by us first, so that it is private, and with it the log that
+                # takes its mode. No connection can have it open yet.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             connection = self._told(self._connect, deadline)
             try:
                 self._told(lambda: self._prepare(connection), deadline)
             except BaseException:
-                if connection.in_transaction:
-                    connection.execute(SQL["rollback"])
                 connection.close()
                 raise
         except OSError as error:
-            raise self._fault_of_os(error) from error
+            raise sqlite_faults.of_os(self.path, error) from error
         finally:
             self._release_lock()
         self._connection = connection
+        self._log.flush(0, self._commits)  # what prepare wrote: a schema, a leap of the ids
         return connection
 
     def _connect(self) -> sqlite3.Connection:
@@ -345,14 +294,9 @@ class SqliteFile:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        with self._flush_mutex:
-            if self._log_fd >= 0:
-                os.close(self._log_fd)
-                self._log_fd = -1
-        try:
+        self._log.drop()
+        with contextlib.suppress(QueueError):  # closing without it is correct too, if less polite
             self._take_lock(time.monotonic() + self.lock_timeout_seconds)
-        except QueueError:
-            pass  # Closing without the lock is correct too, only less polite.
         try:
             connection.close()
         finally:
@@ -379,14 +323,11 @@ class SqliteFile:
             # Closing it here would checkpoint and unlink the parent's log.
             _kept_over_fork.append(self._connection)
             self._connection = None
-        if self._log_fd >= 0:
-            os.close(self._log_fd)
-            self._log_fd = -1
+        self._log.abandon()
         if self._lock is not None:
             self._lock.abandon()
         self._abandon()
         self._mutex = threading.RLock()
-        self._flush_mutex = threading.Lock()
         self.user_transaction = False
 
     # ------------------------------------------------------------ durability
@@ -396,34 +337,18 @@ class SqliteFile:
         """Transactions this object has committed."""
         return self._commits
 
-    def flush(self, ticket: int | None = None) -> None:
-        """Make every commit up to `ticket` (all, if None) survive a power cut.
+    def flush(self, ticket: int = 0) -> None:
+        """Make every commit up to `ticket` (0: all) survive a power cut.
 
-        Threads that wait here share one flush, and processes share it in the
-        kernel. Raises DurabilityUnknown; puts are then refused until a
-        checkpoint has brought the data to the file itself.
+        Raises DurabilityUnknown; puts are then refused until a checkpoint has
+        brought the data to the file itself.
         """
-        if self.durability != "full":
-            return
-        with self._flush_mutex:
-            if ticket is not None and self._flushed >= ticket:
-                return
-            upto = self._commits
-            try:
-                descriptor = self._log_descriptor()
-                if descriptor >= 0:
-                    fdatasync(descriptor)
-            except OSError as error:
-                self._unsure = True
-                raise DurabilityUnknown(
-                    f"{self.log_path} could not be flushed ({error.strerror}): the change is "
-                    "stored but may not survive a power cut; check the disk"
-                ) from error
-            self._flushed = upto
+        if self.durability == "full":
+            self._log.flush(ticket, self._commits)
 
     def ensure_sure(self) -> None:
         """After a failed flush, checkpoint before more is accepted; raises DurabilityUnknown."""
-        if not self._unsure:
+        if not self._log.unsure:
             return
         try:
             self.checkpoint(flush=False)
@@ -432,48 +357,11 @@ class SqliteFile:
                 f"{self.path}: an earlier flush failed and the checkpoint that would mend it "
                 f"does too ({error}); check the disk"
             ) from error
-        self._unsure = False
-
-    def _log_descriptor(self) -> int:
-        """Return a descriptor of the log, or -1 when there is none and so nothing to flush."""
-        try:
-            found = os.stat(self.log_path)
-        except FileNotFoundError:
-            return -1
-        if self._log_fd >= 0 and os.fstat(self._log_fd).st_ino != found.st_ino:
-            os.close(self._log_fd)
-            self._log_fd = -1
-        if self._log_fd < 0:
-            self._log_fd = os.open(self.log_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        return self._log_fd
+        self._log.unsure = False
 
     def log_bytes(self) -> int:
-        """Return how much of the log is in use.
-
-        The file keeps its size when SQLite starts it again from the top, so the
-        frames are counted: each repeats the salt of the header, and those of
-        the round before have another (SQLite file format, section 4). They
-        stand in front, so a binary search finds the last.
-        """
-        with self._flush_mutex:
-            descriptor = self._log_descriptor()
-            if descriptor < 0:
-                return 0
-            header = os.pread(descriptor, _LOG_HEADER_BYTES, 0)
-            if len(header) < _LOG_HEADER_BYTES:
-                return 0
-            page_bytes = struct.unpack_from(">I", header, 8)[0]
-            salt = header[16:24]
-            frame_bytes = page_bytes + _FRAME_HEADER_BYTES
-            low, high = 0, (os.fstat(descriptor).st_size - _LOG_HEADER_BYTES) // frame_bytes
-            while low < high:
-                middle = (low + high) // 2
-                at = _LOG_HEADER_BYTES + middle * frame_bytes + 8
-                if os.pread(descriptor, 8, at) == salt:
-                    low = middle + 1
-                else:
-                    high = middle
-            return low * frame_bytes
+        """Return how much of the log is in use."""
+        return self._log.used_bytes()
 
     def checkpoint(self, *, flush: bool = True) -> bool:
         """Copy the log into the file, under the lock; flushed before, so that the hold is short.
@@ -483,20 +371,18 @@ class SqliteFile:
         if flush:
             self.flush()
         deadline = time.monotonic() + self.lock_timeout_seconds
-        self._enter(deadline)
-        try:
-            large = self.log_path.exists() and self.log_path.stat().st_size > TRUNCATE_BYTES
-            name = "pragma_checkpoint_truncate" if large else "pragma_checkpoint"
-
-            def copy(connection: sqlite3.Connection) -> bool:
+        large = self._log.file_bytes() > TRUNCATE_BYTES
+        name = "pragma_checkpoint_truncate" if large else "pragma_checkpoint"
+        with self._session(deadline) as mask:
+            connection = self._ready(deadline)
+            self._take_lock(deadline, mask)
+            try:
                 busy, frames, copied = self._told(
                     lambda: connection.execute(SQL[name]).fetchone(), deadline
                 )
-                return busy == 0 and frames == copied
-
-            return self._locked(copy, deadline)
-        finally:
-            self._mutex.release()
+            finally:
+                self._release_lock()
+        return bool(busy == 0 and frames == copied)
 
     def data_version(self) -> int:
         """Return a number that changes when another connection has committed."""
@@ -505,34 +391,11 @@ class SqliteFile:
         )
 
 
-def fdatasync(descriptor: int) -> None:
-    """Bring a file's data to the disk itself; on macOS that takes F_FULLFSYNC."""
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-    else:  # pragma: no cover - macOS
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+def _defer(mask: Mask) -> None:
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED_SIGNALS)
 
 
-def _before_fork() -> None:
-    _forking.extend(_open_files)
-    for file in _forking:
-        file.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    while _forking:
-        _forking.pop().after_fork_in_parent()
-
-
-def _after_fork_in_child() -> None:
-    while _forking:
-        _forking.pop().after_fork_in_child()
-
-
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+def _restore(mask: Mask) -> None:
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

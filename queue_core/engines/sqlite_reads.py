@@ -21,11 +21,23 @@ def claimed(row: tuple[Any, ...], queue: str) -> Claimed:
     (id_, run, task, payload, attempts, max_attempts, deaths, priority, key, headers, group,
      enqueued, ready, claimed_us, expires) = row[:15]  # fmt: skip
     return Claimed(
-        id=id_, run=run, queue=queue, task=task, payload=payload, attempts=attempts,
-        max_attempts=max_attempts, deaths=deaths, priority=priority, key=key, headers=headers,
-        group=group, enqueued_us=enqueued, ready_us=ready, claimed_us=claimed_us,
+        id=id_,
+        run=run,
+        queue=queue,
+        task=task,
+        payload=payload,
+        attempts=attempts,
+        max_attempts=max_attempts,
+        deaths=deaths,
+        priority=priority,
+        key=key,
+        headers=headers,
+        group=group,
+        enqueued_us=enqueued,
+        ready_us=ready,
+        claimed_us=claimed_us,
         expires_us=expires,
-    )  # fmt: skip
+    )
 
 
 def find(connection: sqlite3.Connection, names: Mapping[int, str], job_id: int) -> Record | None:
@@ -44,13 +56,31 @@ def _record(
      group, enqueued, due, ready, claimed_us, finished, expires, worker, reason, error,
      traceback) = row[:23]  # fmt: skip
     return Record(
-        id=id_, run=run, queue=names.get(queue, str(queue)), task=task, state=State(state),
-        payload=payload, attempts=attempts, max_attempts=max_attempts, deaths=deaths,
-        priority=priority, key=key, headers=headers, group=group, enqueued_us=enqueued, due_us=due,
-        ready_us=ready, claimed_us=claimed_us, finished_us=finished, expires_us=expires,
-        worker=worker, reason=Reason(reason) if reason else None, error=error,
-        traceback=traceback, ledger=ledger,
-    )  # fmt: skip
+        id=id_,
+        run=run,
+        queue=names.get(queue, str(queue)),
+        task=task,
+        state=State(state),
+        payload=payload,
+        attempts=attempts,
+        max_attempts=max_attempts,
+        deaths=deaths,
+        priority=priority,
+        key=key,
+        headers=headers,
+        group=group,
+        enqueued_us=enqueued,
+        due_us=due,
+        ready_us=ready,
+        claimed_us=claimed_us,
+        finished_us=finished,
+        expires_us=expires,
+        worker=worker,
+        reason=Reason(reason) if reason else None,
+        error=error,
+        traceback=traceback,
+        ledger=ledger,
+    )
 
 
 def _ledger(connection: sqlite3.Connection, row: tuple[Any, ...]) -> tuple[Attempt, ...]:
@@ -64,7 +94,7 @@ def _ledger(connection: sqlite3.Connection, row: tuple[Any, ...]) -> tuple[Attem
             cause=cause,
             error=error,
             worker=worker,
-        )  # fmt: skip
+        )
         for run, started, finished, outcome, cause, error, worker in connection.execute(
             SQL["counts_ledger"], {"id": row[0]}
         )
@@ -78,7 +108,7 @@ def _ledger(connection: sqlite3.Connection, row: tuple[Any, ...]) -> tuple[Attem
                 finished_us=row[17],
                 outcome=Outcome.SUCCEEDED,
                 worker=row[19],
-            )  # fmt: skip
+            )
         )
     return tuple(lines)
 

@@ -1,0 +1,283 @@
+"""Hold what every transition of the SQLite engine needs: the file, names, bells, options.
+
+Boundary: opening, waiting, the caller's own transactions, upkeep of the file and
+plain reads. The transitions themselves are `sqlite.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from queue_core.clock import Clock, SystemClock
+from queue_core.doorbell import Doorbell
+from queue_core.engine import Caps
+from queue_core.engines import sqlite_reads, sqlite_schema
+from queue_core.engines.sqlite_file import CHECKPOINT_BYTES, SQL, Durability, SqliteFile
+from queue_core.errors import DatabaseUnavailable, PayloadInvalid
+from queue_core.job import Reason, Record, State
+from queue_core.lockfile import NETWORK_FILESYSTEMS, filesystem_type
+from queue_core.stats import Snapshot, Tally
+
+T = TypeVar("T")
+
+DATA_VERSION_SECONDS: Final = 1.0
+"""How often a waiter looks for commits of writers that do not ring."""
+
+
+class SqliteBase:
+    """The engine without its transitions."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Clock | None = None,
+        lock: Literal["flock", "off"] = "flock",
+        durability: Durability = "full",
+        lock_timeout_seconds: float = 30.0,
+        flush_finishes: bool = True,
+        create: bool = True,
+        network_filesystem: bool = False,
+    ) -> None:
+        """Name the file; it is opened when first used.
+
+        `flush_finishes` False leaves the flush of acks to a keeper. `create`
+        False refuses a file that is not there. `network_filesystem` True
+        allows one, where neither lock nor log can be trusted.
+        """
+        if lock == "flock" and os.environ.get("HERDSMAN_NO_FLOCK") == "1":
+            lock = "off"
+        self.path = Path(os.path.realpath(path))
+        self.clock: Clock = clock or SystemClock()
+        self._create = create
+        self._network = network_filesystem
+        self._flush_finishes = flush_finishes
+        self._bell = Doorbell(Path(f"{self.path}.bells"))
+        self._ids: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._seen_version = -1
+        self._rung_after: set[str] = set()
+        self._file = SqliteFile(
+            self.path,
+            check=self.check_place,
+            prepare=self._prepare,
+            abandon=self._bell.abandon,
+            lock=lock,
+            durability=durability,
+            lock_timeout_seconds=lock_timeout_seconds,
+        )
+
+    @property
+    def caps(self) -> Caps:
+        """One host; a put rings a pipe."""
+        return Caps(multi_host=False, wait_push=True)
+
+    def now_us(self) -> int:
+        """Return the wall time of this engine's clock."""
+        return self.clock.wall_us()
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        self._ids.clear()
+        self._names.clear()
+        sqlite_schema.prepare(connection, self.path, self.clock)
+
+    def check_place(self) -> None:
+        """Refuse a missing file (if told not to create it) and a network filesystem."""
+        if not self._create and not self.path.exists():
+            raise DatabaseUnavailable(
+                f"{self.path} does not exist; start 'herdsman run', or check the path"
+            )
+        kind = filesystem_type(self.path.parent)
+        if kind in NETWORK_FILESYSTEMS and not self._network:
+            raise DatabaseUnavailable(
+                f"{self.path} is on a network filesystem ({kind}), where locks cannot be trusted; "
+                "use a local disk, or allow it by name"
+            )
+
+    # ------------------------------------------------------------ helpers
+
+    def _write(self, work: Callable[[sqlite3.Connection, Tally, int], T], *, flush: bool) -> T:
+        """Run `work(connection, tally, now)` in a transaction that also stores its tally."""
+
+        def whole(connection: sqlite3.Connection) -> T:
+            tally = Tally()
+            result = work(connection, tally, self.clock.wall_us())
+            connection.executemany(SQL["stat_add"], tally.rows())
+            return result
+
+        return self._file.write(whole, flush=flush)
+
+    def _queue_id(self, connection: sqlite3.Connection, name: str) -> int | None:
+        """Return a queue's number. Numbers are for ever, so what was read stays true."""
+        found = self._ids.get(name)
+        if found is None:
+            row = connection.execute(SQL["queue_id"], {"name": name}).fetchone()
+            if row is None:
+                return None
+            found = row[0]
+            # A user's transaction that made the queue may yet be undone.
+            if not self._file.user_transaction:
+                self._ids[name] = found
+                self._names[found] = name
+        return found
+
+    def _queue_made(self, connection: sqlite3.Connection, name: str, now_us: int) -> int:
+        found = self._queue_id(connection, name)
+        if found is None:
+            row = connection.execute(SQL["queue_insert"], {"name": name, "now": now_us}).fetchone()
+            found = row[0]
+        return int(found)
+
+    def _all_names(self, connection: sqlite3.Connection) -> Mapping[int, str]:
+        return dict(connection.execute(SQL["queue_ids"]).fetchall())
+
+    def _ring(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._bell.ring(name)
+
+    # ------------------------------------------------------------ the rest
+
+    def configure(self, queue: str, **options: Any) -> None:
+        """Store options of a queue; those not named stay as they are."""
+        names = ("paused", "max_depth", "key_ttl_us", "keep_done_us", "keep_dead_us")
+        if unknown := set(options) - set(names):
+            raise PayloadInvalid(f"queue {queue!r} has no option {', '.join(sorted(unknown))}")
+
+        def stored(connection: sqlite3.Connection, queue_id: int) -> dict[str, Any]:
+            row = connection.execute(SQL["queue_options"], {"queue": queue_id}).fetchone()
+            return dict(zip(names, row, strict=True))
+
+        def same(connection: sqlite3.Connection) -> bool:
+            queue_id = self._queue_id(connection, queue)
+            if queue_id is None:
+                return False
+            now = stored(connection, queue_id)
+            return now | options == now
+
+        def work(connection: sqlite3.Connection, _tally: Tally, now_us: int) -> None:
+            queue_id = self._queue_made(connection, queue, now_us)
+            merged = stored(connection, queue_id) | options
+            merged["paused"] = int(merged["paused"])
+            connection.execute(SQL["queue_configure"], merged | {"queue": queue_id})
+
+        if not self._file.read(same):
+            self._write(work, flush=True)
+            self._bell.ring(queue)
+
+    def wait(
+        self, queues: Sequence[str] | None, timeout_seconds: float, wake_fd: int | None = None
+    ) -> bool:
+        """Sleep until a put rings, `wake_fd` is readable or time is up; only ever a hint."""
+        deadline = self.clock.monotonic_us() + int(timeout_seconds * 1_000_000)
+        while True:
+            left_seconds = (deadline - self.clock.monotonic_us()) / 1_000_000
+            slice_seconds = min(max(0.0, left_seconds), DATA_VERSION_SECONDS)
+            if self._bell.wait(queues, slice_seconds, wake_fd):
+                return True
+            version = self._file.data_version()
+            changed, self._seen_version = version != self._seen_version, version
+            if changed or left_seconds <= slice_seconds or _readable(wake_fd):
+                return changed
+
+    def version(self) -> int:
+        """Return a number that changes whenever anything was committed by anybody."""
+        return self._file.data_version() << 32 | self._file.commits
+
+    def listen(self, queues: Sequence[str] | None) -> None:
+        """Open the bells, before the look that precedes a sleep: no ring is lost between."""
+        self._bell.listen(queues)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Open a write transaction that the caller's own statements and `enqueue` share."""
+        self._rung_after.clear()
+        with self._file.transaction() as connection:
+            yield connection
+        self._ring(self._rung_after)
+
+    def checkpoint_due(self) -> bool:
+        """Whether the log has grown to where a keeper checkpoints."""
+        return self._file.log_bytes() >= CHECKPOINT_BYTES
+
+    def checkpoint(self) -> bool:
+        """Copy the log into the file; return whether all of it was."""
+        return self._file.checkpoint()
+
+    def flush(self) -> None:
+        """Make everything committed so far, by any process, survive a power cut."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Release files and connections for good."""
+        self._bell.close()
+        self._file.close()
+
+    def _scope(self, connection: sqlite3.Connection, queue: str | None) -> int | None:
+        """Return a queue's number, None for all queues, and -1 for one that does not exist."""
+        return None if queue is None else (self._queue_id(connection, queue) or -1)
+
+    def _ring_ids(self, queues: Iterable[int]) -> None:
+        for queue in queues:
+            name = self._names.get(queue)
+            if name is None:
+                self._names.update(self._file.read(self._all_names))
+                name = self._names[queue]
+            self._bell.ring(name)
+
+    # ------------------------------------------------------------ counts
+
+    def counts(self, queue: str) -> dict[str, int]:
+        """Return jobs per state now, and the totals since the queue began."""
+        return self._file.read(
+            lambda connection: sqlite_reads.counts(
+                connection, self._queue_id(connection, queue) or -1
+            ),
+            snapshot=True,
+        )
+
+    def find(self, job_id: int) -> Record | None:
+        """Return one job in whatever state, with its ledger."""
+        return self._file.read(
+            lambda connection: sqlite_reads.find(connection, self._all_names(connection), job_id),
+            snapshot=True,
+        )
+
+    def select(
+        self,
+        state: State,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        reason: Reason | None = None,
+        limit: int = 100,
+        after: int = 0,
+    ) -> list[Record]:
+        """Return one page of jobs in a state, by id, after the id `after`; without ledgers."""
+        return self._file.read(
+            lambda connection: sqlite_reads.select(
+                connection, self._all_names(connection), state,
+                queue=self._scope(connection, queue), task=task, reason=reason,
+                limit=limit, after=after,
+            ),
+            snapshot=True,
+        )  # fmt: skip
+
+    def snapshot(self) -> Snapshot:
+        """Read every number in one transaction."""
+        log_bytes = self._file.log_bytes()
+        return self._file.read(
+            lambda connection: sqlite_reads.snapshot(
+                connection, self.clock.wall_us(), self.clock.monotonic_us(), log_bytes
+            ),
+            snapshot=True,
+        )
+
+
+def _readable(descriptor: int | None) -> bool:
+    return descriptor is not None and bool(select.select([descriptor], [], [], 0)[0])

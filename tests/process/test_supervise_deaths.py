@@ -1,0 +1,193 @@
+"""How processes end, what is recorded of it, and when they are ended against their will."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.process.conftest import HostMaker
+from tests.process.tree import Host
+
+FAST = {"supervisor.judgement.ABRT_SECONDS": 0.3}
+
+
+def death_of(tree: Host, job: int) -> dict[str, Any]:
+    """Wait for the death of the worker that ran a job."""
+    return wait_until(lambda: next((one for one in tree.deaths() if one["job"] == job), None))
+
+
+def survives(tree: Host) -> None:
+    """Check that another job is done afterwards, and that the tree ends cleanly."""
+    (job,) = tree.put("sleep 0")
+    wait_until(lambda: job in tree.names("done"))
+    assert tree.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "code", "signum"),
+    [
+        ("kill_self 9", "signal", 0, 9),
+        ("exit_now 0", "exit", 0, 0),
+        ("exit_now 3", "exit", 3, 0),
+        ("exit_now 69", "exit", 69, 0),
+        ("segv", "signal", 0, 11),
+    ],
+)
+def test_a_job_that_ends_its_worker_is_named(
+    host: HostMaker, line: str, cause: str, code: int, signum: int
+) -> None:
+    """The slot says which job ran and how it ended; code 0 in the middle of a job is a crash."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    (job,) = tree.put(line)
+    death = death_of(tree, job)
+    assert (death["cause"], death["exit_code"], death["signal"]) == (cause, code, signum)
+    assert death["running"] == 0
+    if signum == 11:
+        assert "Segmentation fault" in death["stack"]
+        assert "string_at" in death["stack"]
+    survives(tree)
+
+
+@pytest.mark.parametrize("line", ["sys_exit 0", "raise KeyboardInterrupt", "raise MemoryError"])
+def test_a_job_that_raises_anything_does_not_end_its_worker(host: HostMaker, line: str) -> None:
+    """It failed; the worker lives."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    (job,) = tree.put(line)
+    wait_until(lambda: tree.names("failed") == [job])
+    assert tree.boots() == 1
+    survives(tree)
+
+
+@pytest.mark.parametrize("line", ["hold_gil 600", "spin 600", "deaf 600"])
+def test_a_job_past_its_hard_deadline_is_ended_with_its_stack(host: HostMaker, line: str) -> None:
+    """Even one that never gives the interpreter back; the stack names the function."""
+    tree = host(pools=[["a", 1, {}]], hard_seconds=0.4, constants=FAST).started()
+    before = time.monotonic()
+    (job,) = tree.put(line)
+    death = death_of(tree, job)
+    assert time.monotonic() - before < 2.5
+    assert death["cause"] == "timeout"
+    assert death["signal"] == signal.SIGABRT
+    assert f"in _{line.split()[0]}" in death["stack"]
+    assert tree.table.pools["a"].note == "ran its job past the hard deadline"
+    survives(tree)
+
+
+def test_a_stopped_worker_past_its_deadline_is_killed(host: HostMaker) -> None:
+    """ABRT stays pending in a stopped process; KILL follows."""
+    tree = host(pools=[["a", 1, {}]], hard_seconds=0.3, constants=FAST).started()
+    (job,) = tree.put("kill_self 19")
+    death = death_of(tree, job)
+    assert (death["cause"], death["signal"]) == ("timeout", signal.SIGKILL)
+    survives(tree)
+
+
+def test_a_busy_worker_is_judged_by_its_deadline_not_by_replies(host: HostMaker) -> None:
+    """A job that holds the interpreter for longer than any tick keeps running."""
+    tree = host(pools=[["a", 1, {}]], constants={"supervisor.judgement.IDLE_TICK_SECONDS": 0.2,
+                "supervisor.judgement.STUCK_SECONDS": 0.2}).started()  # fmt: skip
+    (job,) = tree.put("hold_gil 1")
+    wait_until(lambda: tree.names("done") == [job])
+    assert tree.boots() == 1
+    survives(tree)
+
+
+def test_an_idle_worker_that_stopped_ticking_is_replaced(host: HostMaker) -> None:
+    """SIGSTOP from outside looks like a hang."""
+    tree = host(
+        pools=[["a", 1, {}]], constants=FAST | {"supervisor.judgement.IDLE_TICK_SECONDS": 0.5}
+    ).started()
+    pid = tree.workers()["a/0"]
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: tree.workers().get("a/0", pid) != pid)
+    assert [death["cause"] for death in tree.deaths()] == ["hang"]
+    survives(tree)
+
+
+def test_a_keeper_without_progress_is_replaced(host: HostMaker) -> None:
+    """After its own limit, and without harm to workers."""
+    tree = host(constants=FAST | {"supervisor.judgement.KEEPER_TICK_SECONDS": 0.8}).started()
+    keeper, workers = tree.pid_of("keeper"), tree.workers()
+    (tree.folder / "keeper_hang").touch()
+    wait_until(lambda: tree.pid_of("keeper") not in (0, keeper))
+    (tree.folder / "keeper_hang").unlink()
+    assert tree.workers() == workers
+    wait_until(lambda: tree.table.pools["@keeper"].exits(6) >= 1)
+    wait_until(lambda: tree.pid_of("keeper"))
+    survives(tree)
+
+
+def test_a_blind_keeper_does_not_hold_up_restarts(host: HostMaker) -> None:
+    """Dead records wait for the keeper; the next process takes another."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    (tree.folder / "keeper_blind").touch()
+    pids = set()
+    for _ in range(3):
+        pid = wait_until(lambda: next(iter(set(tree.workers().values()) - pids), None))
+        pids.add(pid)
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: set(tree.workers().values()) - pids)
+    assert len(tree.table.dead()) == 3
+    (tree.folder / "keeper_blind").unlink()
+    wait_until(lambda: len(tree.deaths()) == 3)
+    survives(tree)
+
+
+def test_a_job_over_the_hard_memory_limit_is_interrupted_then_killed(host: HostMaker) -> None:
+    """Twice `max_rss` in the middle of a job ends it, labelled memory."""
+    fast = FAST | {"supervisor.judgement.QUIT_SECONDS": 0.3}
+    limit = 100 * 1024 * 1024
+    tree = host(pools=[["a", 1, {"max_rss_bytes": limit}]], constants=fast).started()
+    tree.put(f"allocate {3 * limit}")
+    (death,) = wait_until(tree.deaths)
+    assert death["cause"] == "memory"
+    assert "bytes of memory" in tree.table.pools["a"].note
+    assert tree.names("JobInterrupted") == [1]
+    survives(tree)
+
+
+def test_a_tree_that_was_stopped_for_long_judges_nobody_at_once(host: HostMaker) -> None:
+    """After suspend (SIGSTOP of everyone) the first round is skipped, and workers go on."""
+    tree = host(
+        pools=[["a", 1, {}]],
+        constants={
+            "supervisor.judgement.SUSPEND_SECONDS": 0.3,
+            "supervisor.judgement.IDLE_TICK_SECONDS": 1.0,
+        },
+    ).started()
+    everyone = tree.all_processes()
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2.5)  # the fact is the passing of time itself
+    for pid in reversed(everyone):
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: tree.events("host_slept"))
+    survives(tree)
+    assert tree.boots() == 1
+
+
+def test_a_worker_dies_with_a_supervisor_that_dies_while_forking(host: HostMaker) -> None:
+    """Kill the supervisor again and again right after a worker was started: nobody is left."""
+    for _ in range(3):
+        tree = host(pools=[["a", 4, {}]]).start()
+        wait_until(lambda tree=tree: tree.events("worker_started"))
+        tree.send(signal.SIGKILL)
+        tree.wait()
+        wait_until(lambda tree=tree: tree.all_processes() == [], timeout_seconds=5)
+
+
+def test_no_pid_is_signalled_by_number_while_it_could_be_anyones() -> None:
+    """Signals go through pidfds; numbers only to groups and orphans that are not reaped yet."""
+    folder = Path(__file__).resolve().parents[2] / "supervisor"
+    users = {
+        path.name
+        for path in folder.glob("*.py")
+        if "os.kill(" in path.read_text() or "os.killpg(" in path.read_text()
+    }
+    assert users <= {"linux.py", "reap.py"}

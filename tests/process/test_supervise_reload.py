@@ -1,0 +1,148 @@
+"""Replacement one by one: reloads and recycling."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.process.conftest import HostMaker
+from tests.process.tree import Host
+
+FAST = {"supervisor.policy.BACKOFF_BASE_SECONDS": 0.02}
+
+
+def reload(tree: Host, outcome: str = "reload_finished") -> None:
+    """Reload, and wait for how it ends."""
+    before = len(tree.events(outcome))
+    tree.send(signal.SIGHUP)
+    wait_until(lambda: len(tree.events(outcome)) > before, what=outcome)
+
+
+def test_a_reload_replaces_every_process_and_interrupts_no_job(host: HostMaker) -> None:
+    """The old worker finishes its job while the new one works already."""
+    tree = host(web=True).started()
+    old = {*tree.workers().values(), tree.pid_of("keeper"), tree.pid_of("web")}
+    (job,) = tree.put("sleep 1.5")
+    wait_until(lambda: tree.running(job))
+    tree.configure(version=" new")
+    reload(tree)
+    (quick,) = tree.put("sleep 0")
+    wait_until(lambda: quick in tree.names("done"))
+    assert (tree.folder / "done" / f"{quick:06}").read_text().endswith("new")
+    wait_until(lambda: job in tree.names("done"))
+    wait_until(lambda: not old & set(tree.all_processes()))
+    assert len(tree.workers()) == 2
+    assert tree.table.reload_ok
+    assert {death["cause"] for death in tree.deaths()} == {"recycle"}
+    assert tree.stop() == 0
+
+
+def test_a_reload_keeps_the_old_until_the_new_is_ready(host: HostMaker) -> None:
+    """At no moment is a pool smaller than configured."""
+    tree = host().started()
+    old = set(tree.workers().values())
+    (tree.folder / "boot").write_text("sleep 0.5")
+    tree.send(signal.SIGHUP)
+    wait_until(lambda: tree.boots() == 3)
+    seen = []
+
+    def all_new() -> bool:
+        pids = {slot.pid for slot in tree.slots() if slot.kind == 0 and slot.ready_ns}
+        seen.append(len(pids))
+        return not pids & old
+
+    wait_until(all_new)
+    assert min(seen) >= 2
+    assert tree.stop() == 0
+
+
+@pytest.mark.parametrize("line", ["exit_now 1", "kill_self 9", "raise MemoryError"])
+def test_a_bad_configuration_is_refused_in_a_throwaway_child(host: HostMaker, line: str) -> None:
+    """Whatever its check does, the running tree is not touched."""
+    tree = host().started()
+    workers = tree.workers()
+    (tree.folder / "validate").write_text(line)
+    reload(tree, "reload_failed")
+    assert tree.workers() == workers
+    wait_until(lambda: not tree.table.reload_ok)
+    (tree.folder / "validate").unlink()
+    reload(tree)
+    assert tree.table.reload_ok
+    assert tree.stop() == 0
+
+
+def test_a_check_that_hangs_is_ended(host: HostMaker) -> None:
+    """It has the boot limit."""
+    tree = host(boot_seconds=0.5).started()
+    (tree.folder / "validate").write_text("sleep 600")
+    reload(tree, "reload_failed")
+    assert "in time" in tree.events("reload_failed")[0]["why"]
+    assert tree.stop() == 0
+
+
+def test_a_reload_that_cannot_boot_is_called_off(host: HostMaker) -> None:
+    """Three successors fail, the old process stays, and the next reload works."""
+    tree = host(constants=FAST).started()
+    workers = tree.workers()
+    (tree.folder / "boot").write_text("raise")
+    reload(tree, "reload_failed")
+    assert tree.workers() == workers
+    assert tree.boots() == 5
+    assert not tree.table.reload_ok
+    (tree.folder / "boot").unlink()
+    reload(tree)
+    assert not set(workers.values()) & set(tree.workers().values())
+    assert tree.stop() == 0
+
+
+def test_a_reload_adds_removes_and_resizes_pools(host: HostMaker) -> None:
+    """Pools follow the configuration."""
+    tree = host(pools=[["a", 2, {}], ["b", 1, {}]]).started()
+    tree.configure(pools=[["a", 1, {}], ["c", 2, {}]])
+    reload(tree)
+    wait_until(lambda: set(tree.workers()) == {"a/0", "c/0", "c/1"})
+    wait_until(lambda: len(tree.slots()) == 4)
+    pools = tree.table.pools
+    assert (pools["b"].active, pools["b"].processes) == (0, 0)
+    assert pools["c"].processes == 2
+    assert tree.stop() == 0
+
+
+def test_fifty_reloads_leak_no_descriptor(host: HostMaker) -> None:
+    """As many descriptors after as before (ten here: each is a whole fleet)."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    reload(tree)
+    before = len(os.listdir(f"/proc/{tree.pid}/fd"))
+    for _ in range(10):
+        reload(tree)
+    wait_until(lambda: len(tree.slots()) == 2)
+    assert len(os.listdir(f"/proc/{tree.pid}/fd")) == before
+    assert tree.stop() == 0
+
+
+def test_workers_are_recycled_one_at_a_time(host: HostMaker) -> None:
+    """Equal jobs, equal limits: the pool never shrinks, and no job is lost."""
+    tree = host(pools=[["a", 2, {"max_jobs": 10}]]).started()
+    jobs = tree.put(*["sleep 0.005"] * 60)
+    wait_until(lambda: tree.names("done") == jobs)
+    wait_until(lambda: tree.events("worker_recycled"))
+    running = 0
+    for event in tree.events():
+        running += event["event"] == "worker_started" and event["process"].startswith("a/")
+        running -= event["event"] == "worker_exited" and event["process"].startswith("a/")
+        assert running <= 3
+    assert {death["cause"] for death in tree.deaths()} == {"recycle"}
+    assert tree.table.pools["a"].failures == 0
+    assert tree.stop() == 0
+
+
+def test_a_worker_over_its_age_is_recycled(host: HostMaker) -> None:
+    """Age counts from the fork."""
+    tree = host(pools=[["a", 1, {"max_age_seconds": 0.5}]]).started()
+    pid = tree.workers()["a/0"]
+    wait_until(lambda: tree.workers().get("a/0", pid) != pid)
+    assert "s old" in tree.events("worker_recycled")[0]["why"]
+    assert tree.stop() == 0

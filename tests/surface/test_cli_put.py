@@ -1,0 +1,190 @@
+"""`herdsman put`: one job from the command line, many from standard input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from queue_core import Queue
+from tests.conftest import wait_until
+from tests.surface.commands import ENVIRONMENT, document, herdsman
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A path for a database that is not there yet."""
+    return tmp_path / "jobs.db"
+
+
+def test_put_stores_one_job_with_its_options_and_prints_its_id(
+    tmp_path: Path, database: Path
+) -> None:
+    """The id alone is on standard output, and every option reaches the job."""
+    done = herdsman(
+        "put", "emails", '{"to": "é"}', "-d", database, "--task", "send", "--delay", "1h",
+        "--priority", "3", "--key", "k1", "--header", "trace=a=b", "--max-attempts", "2",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "created the database" in done.stderr
+    with Queue(database, "emails", create=False) as queue:
+        job = queue.find(1)
+    assert job is not None
+    assert (job.payload, job.task, job.priority, job.key) == ({"to": "é"}, "send", 3, "k1")
+    assert (job.headers, job.max_attempts, job.state) == ({"trace": "a=b"}, 2, "delayed")
+    assert database.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_duplicate_is_said_and_a_conflict_fails(tmp_path: Path, database: Path) -> None:
+    """The same key gives the same id; with other data it is exit code 1."""
+
+    def put(payload: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return herdsman("put", "q", payload, "-d", database, "--key", "k", *more, cwd=tmp_path)
+
+    assert put("1").stdout == "1\n"
+    again = put("1")
+    assert (again.returncode, again.stdout) == (0, "1\n")
+    assert "1 (duplicate)" in again.stderr
+    assert document(put("1", "--json")) == {
+        "schema_version": 1, "command": "put", "queue": "q", "id": 1, "duplicate": True,
+    }  # fmt: skip
+    conflict = put("2")
+    assert (conflict.returncode, conflict.stdout) == (1, "")
+    assert conflict.stderr.count("\n") == 1
+    assert "held by job 1" in conflict.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["q", "{"], "the payload is not JSON"),
+        (["q", "NaN"], "NaN is no JSON value"),
+        (["q", "[" * 5000], "nested too deeply"),
+        (["q", json.dumps("x" * 100_000), "--delay", "soon"], "is not a duration"),
+        (["q", "1", "--header", "novalue"], "is not NAME=VALUE"),
+        (["q", "1", "--priority", "high"], "--priority"),
+        (["q", "1", "--max-attempts", "0"], "--max-attempts"),
+        (["q", "-", "--key", "k"], "--key names one job"),
+        (["", "1"], "a queue's name"),
+        (["q\x1b[31m", "1"], "a queue's name"),
+        (["q"], "payload"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, database: Path, args: list[str], said: str
+) -> None:
+    """Nothing is stored, and the sentence names what is wrong."""
+    done = herdsman("put", *args, "-d", database, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.startswith("herdsman: ")
+    assert done.stderr.count("\n") == 1
+    assert "\x1b" not in done.stderr
+
+
+def test_lines_from_standard_input_become_jobs_in_order(tmp_path: Path, database: Path) -> None:
+    """Several batches, blank lines skipped, an id per line."""
+    lines = "".join(f'{{"n": {n}}}\n\n' for n in range(2500))
+    done = herdsman("put", "q", "-", "-d", database, "--task", "t", cwd=tmp_path, stdin=lines)
+    assert done.returncode == 0
+    assert done.stdout.split() == [str(n) for n in range(1, 2501)]
+    assert "stored 2500 jobs" in done.stderr
+    with Queue(database, "q", create=False) as queue:
+        assert queue.counts().ready == 2500
+        last = queue.find(2500)
+        assert last is not None
+        assert (last.payload, last.task) == ({"n": 2499}, "t")
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (b"{oops}\n", "line 1502 is not JSON"),
+        (b"\xff\n", "line 1502 is not JSON"),
+        (b"NaN\n", "line 1502 is not JSON"),
+        (b'"' + b"x" * 1_100_000 + b'"\n', "line 1502: the payload has 1100002 bytes"),
+        (b'"' + b"x" * 4_300_000 + b'"\n', "line 1502 is longer than"),
+        (b'"\\ud800"\n', "line 1502: the payload cannot be encoded"),
+    ],
+    ids=["syntax", "encoding", "nan", "large", "endless", "surrogate"],
+)
+def test_a_bad_line_is_named_and_nothing_of_its_batch_is_stored(
+    tmp_path: Path, database: Path, bad: bytes, said: str
+) -> None:
+    """Exit code 1, the line's number, and how many were stored before."""
+    stdin = b"".join(b"%d\n" % n for n in range(1501)) + bad + b"7\n"
+    done = herdsman("put", "q", "-", "-d", database, cwd=tmp_path, stdin=stdin)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "nothing of its batch was stored" in done.stderr
+    assert "stored 1000 jobs, then stopped" in done.stderr
+    assert len(done.stdout.split()) == 1000
+    with Queue(database, "q", create=False) as queue:
+        assert queue.counts().ready == 1000
+
+
+def test_the_json_document_of_many_says_how_far_it_came(tmp_path: Path, database: Path) -> None:
+    """One document with the ids, and the error when it stopped."""
+    done = herdsman("put", "q", "-", "-d", database, "--json", cwd=tmp_path, stdin="1\n2\n")
+    assert document(done) == {
+        "schema_version": 1, "command": "put", "queue": "q", "stored": 2, "ids": [1, 2],
+        "error": None,
+    }  # fmt: skip
+    done = herdsman("put", "q", "-", "-d", database, "--json", cwd=tmp_path, stdin="1\nx\n")
+    assert done.returncode == 1
+    found = document(done)
+    assert (found["stored"], found["ids"]) == (0, [])
+    assert "line 2 is not JSON" in found["error"]
+
+
+def test_ctrl_c_while_reading_says_how_many_are_stored(tmp_path: Path, database: Path) -> None:
+    """Interrupted while it waits for more input: exit code 130, no traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "supervisor", "put", "q", "-", "-d", str(database)],
+        cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(b"1\n" * 1000)
+    process.stdin.flush()
+
+    def stored() -> bool:
+        if not database.exists():
+            return False
+        with Queue(database, "q", create=False) as queue:
+            return queue.counts().ready == 1000
+
+    wait_until(stored)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert len(out.split()) == 1000
+    assert err.decode().splitlines() == [
+        f"created the database {database}", "stored 1000 jobs, then stopped",
+        "herdsman: interrupted",
+    ] or err.decode().splitlines() == [
+        "stored 1000 jobs, then stopped", "herdsman: interrupted",
+    ]  # fmt: skip
+
+
+def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path, database: Path) -> None:
+    """When the pipe is closed behind it, there is no traceback and no complaint."""
+    done = subprocess.run(
+        f"seq 5000 | {sys.executable} -m supervisor put q - -d {database} | head -1",
+        shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == b"1\n"
+    assert b"Traceback" not in done.stderr
+    assert b"Broken pipe" not in done.stderr
+    done = subprocess.run(
+        f"{sys.executable} -m supervisor jobs list -n 2000 -d {database} | head -1",
+        shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith(b"  id")
+    assert b"Traceback" not in done.stderr
+    assert b"Broken pipe" not in done.stderr

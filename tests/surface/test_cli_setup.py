@@ -1,0 +1,221 @@
+"""`herdsman init`, `check`, help, and how errors of any kind reach a user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from queue_core import Queue
+from supervisor import settings
+from supervisor.cli import errors
+from tests.surface.commands import ENVIRONMENT, ROOT, document, herdsman
+
+
+def test_init_writes_a_project_that_checks_clean(tmp_path: Path) -> None:
+    """Configuration and handlers, private, and ready to run."""
+    done = herdsman("init", "new/project", cwd=tmp_path)
+    project = tmp_path / "new/project"
+    assert (done.returncode, done.stdout.count("wrote")) == (0, 2)
+    assert {path.name for path in project.iterdir()} == {"herdsman.toml", "handlers.py"}
+    assert (project / "herdsman.toml").stat().st_mode & 0o777 == 0o600
+    checked = herdsman("check", cwd=project)
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout.startswith("ok: ")
+    assert settings.load(project / "herdsman.toml", {}).database == str(project / "var/herdsman.db")
+
+
+def test_init_never_overwrites(tmp_path: Path) -> None:
+    """A file that is there is kept, and it says so."""
+    (tmp_path / "herdsman.toml").write_text("mine")
+    done = herdsman("init", "--json", cwd=tmp_path)
+    assert document(done)["kept"] == ["herdsman.toml"]
+    assert document(done)["written"] == ["handlers.py"]
+    assert (tmp_path / "herdsman.toml").read_text() == "mine"
+
+
+def test_the_shipped_configuration_checks_clean() -> None:
+    """What is in config/ works as it is."""
+    done = herdsman("check", "--config", ROOT / "config/herdsman.toml", cwd=ROOT / "config")
+    assert done.returncode == 0, done.stderr
+
+
+def test_check_reports_every_fault_at_once(tmp_path: Path) -> None:
+    """Handlers, token file and database: all of it in one go, exit code 78."""
+    (tmp_path / "broken_here.py").write_text("import no_such_module_here\n")
+    (tmp_path / "var").mkdir()
+    (tmp_path / "jobs.db").write_text("no database\n" * 100)
+    (tmp_path / "herdsman.toml").write_text(
+        'database = "jobs.db"\n[web]\nlisten = "0.0.0.0:1"\ntoken_file = "nope"\n'
+        '[handlers.a]\npython = "broken_here:f"\n[handlers.b]\ncommand = ["no-such-here"]\n'
+        '[pools.p]\nqueues = ["a"]\n'
+    )
+    done = herdsman("check", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (78, "")
+    lines = done.stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["warning", *["fault"] * 4]
+    text = done.stderr
+    assert "queue b is in no pool" in text
+    assert "handler a: cannot import broken_here:f" in text
+    assert "broken_here.py:1" in text
+    assert "'no-such-here'" in text
+    assert "nope: it cannot be read" in text
+    assert "jobs.db" in text
+    found = document(herdsman("check", "--json", cwd=tmp_path))
+    assert found["ok"] is False
+    assert len(found["faults"]) == 4
+    assert len(found["warnings"]) == 1
+
+
+def test_check_survives_handlers_that_crash_hang_up_or_print(tmp_path: Path) -> None:
+    """A module that kills its process, or floods its output, is reported and harmless."""
+    config = '[handlers.a]\npython = "bad_here:f"\n'
+    (tmp_path / "herdsman.toml").write_text(config)
+    (tmp_path / "bad_here.py").write_text("import os\nos.abort()\n")
+    done = herdsman("check", cwd=tmp_path)
+    assert done.returncode == 78
+    assert "was killed by signal 6" in done.stderr
+    (tmp_path / "bad_here.py").write_text("import os\nos._exit(0)\n")
+    assert "ended with code 0" in herdsman("check", cwd=tmp_path).stderr
+    (tmp_path / "bad_here.py").write_text("print('x' * 10**7)\ndef f(payload): pass\n")
+    assert herdsman("check", cwd=tmp_path).returncode == 0
+
+
+def test_check_imports_as_a_worker_would(tmp_path: Path) -> None:
+    """The folder of the file is on the path; the folder one happens to stand in is not."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/herdsman.toml").write_text('[handlers.a]\npython = "only_here:f"\n')
+    (tmp_path / "only_here.py").write_text("def f(payload): pass\n")
+    args = ("check", "--config", "conf/herdsman.toml")
+    assert herdsman(*args, cwd=tmp_path).returncode == 78
+    (tmp_path / "only_here.py").rename(tmp_path / "conf/only_here.py")
+    assert herdsman(*args, cwd=tmp_path).returncode == 0
+
+
+def test_check_leaves_a_missing_database_missing(tmp_path: Path) -> None:
+    """Looking creates nothing; an existing one is opened."""
+    (tmp_path / "herdsman.toml").write_text('database = "jobs.db"\n')
+    assert herdsman("check", cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "jobs.db").exists()
+    Queue(tmp_path / "jobs.db", "q").put(1)
+    assert herdsman("check", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["check"], "herdsman init"),
+        (["status"], "herdsman init"),
+        (["put", "q", "1"], "herdsman init"),
+        (["status", "--config", "nope.toml"], "nope.toml: it cannot be read"),
+    ],
+)
+def test_a_missing_configuration_is_exit_code_78(
+    tmp_path: Path, args: list[str], said: str
+) -> None:
+    """One sentence that says how to get one."""
+    done = herdsman(*args, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_every_fault_of_a_file_is_a_line(tmp_path: Path) -> None:
+    """Commands that need the configuration tell all that is wrong with it."""
+    (tmp_path / "herdsman.toml").write_text('databse = "x"\n[pools.p]\nprocesses = "many"\n')
+    done = herdsman("status", cwd=tmp_path)
+    assert done.returncode == 78
+    assert len(done.stderr.splitlines()) == 2
+    assert 'herdsman.toml:1: unknown key databse; did you mean "database"?' in done.stderr
+    assert "herdsman.toml:3: pools.p.processes = 'many' is not a whole number" in done.stderr
+
+
+def test_the_environment_and_the_flag_choose_the_configuration(tmp_path: Path) -> None:
+    """HERDSMAN_CONFIG is used, the flag beats it, and a variable beats the file."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text(f'database = "{name}.db"\n')
+    herdsman("put", "q", "1", cwd=tmp_path, HERDSMAN_CONFIG="a.toml")
+    herdsman("put", "q", "1", "-c", "b.toml", cwd=tmp_path, HERDSMAN_CONFIG="a.toml")
+    herdsman(
+        "put", "q", "1", "-c", "b.toml", cwd=tmp_path, HERDSMAN__DATABASE="deep/c.db",
+    )  # fmt: skip
+    for name in ("a.db", "b.db", "deep/c.db"):
+        assert (tmp_path / name).exists(), name
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["nope"], ["jobs", "nope"], ["status", "--nope"], ["jobs", "list", "-n", "0"], ["jobs"]],
+)
+def test_a_wrong_call_is_exit_code_2(tmp_path: Path, args: list[str]) -> None:
+    """One sentence that says where help is."""
+    done = herdsman(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("herdsman: ")
+    assert "--help'" in done.stderr
+
+
+def test_help_is_quick_to_build() -> None:
+    """Listing the commands loads no validator, no database, no web server."""
+    code = (
+        "import sys\nfrom supervisor.cli.app import command\ncommand()\n"
+        "heavy = {'pydantic', 'structlog', 'sqlite3', 'queue_core.queue', 'uvicorn', 'starlette',"
+        " 'prometheus_client', 'multiprocessing', 'asyncio', 'jinja2'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "[]\n"
+
+
+def test_every_command_has_help(tmp_path: Path) -> None:
+    """All of them answer --help, and each of its options says what it does."""
+    done = herdsman("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in ("init", "check", "run", "demo", "put", "status", "jobs", "dead", "metrics"):
+        assert f" {name} " in done.stdout
+    assert herdsman("dead", "replay", "--help", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UsageFault("x"), 2),
+        (errors.CommandFailed("x"), 1),
+        (KeyboardInterrupt(), 130),
+        (PermissionError(13, "Permission denied", "/x"), 1),
+        (ZeroDivisionError("division"), 1),
+        (RuntimeError("two\nlines"), 1),
+    ],
+)
+def test_any_exception_has_a_code_and_one_sentence(error: BaseException, code: int) -> None:
+    """Even one that nobody foresaw."""
+    explained = errors.explain(error)
+    assert explained.code == code
+    assert "\n" not in explained.text
+
+
+def test_database_errors_have_their_own_code() -> None:
+    """A queue's own refusals are 1 or 2; what ails the database is 69."""
+    from queue_core import errors as queue
+
+    assert errors.explain(queue.DatabaseCorrupt("x")).code == 69
+    assert errors.explain(queue.QueueBusy("x")).code == 69
+    assert errors.explain(queue.PayloadTooLarge("x")).code == 2
+    assert errors.explain(queue.QueueFull("x")).code == 1
+    assert errors.explain(queue.JobNotFound("x")).code == 1
+
+
+def test_debug_shows_the_traceback_and_the_sentence(tmp_path: Path) -> None:
+    """Asked for, and only then."""
+    done = subprocess.run(
+        [sys.executable, "-m", "supervisor", "--debug", "status", "-d", "none.db"],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 69
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("herdsman: ")
