@@ -35,7 +35,7 @@ from supervisor.logs import register
 from supervisor.policy import CAUSES, EXIT_OK, Cause
 from supervisor.settings import HandlerSettings, Settings
 from supervisor.slot import Kind, Slot, SlotState
-from supervisor.slots import SlotTable, SlotsError, previous_slots
+from supervisor.slots import SlotsError, SlotTable, previous_slots
 from supervisor.worker import LEASE_SECONDS
 
 log = structlog.get_logger("herdsman.keeper")
@@ -193,9 +193,7 @@ class Keeper:
             row,
             result,
             policy=_policy(handler),
-            max_attempts_default=(
-                handler or self._settings.defaults
-            ).max_attempts,
+            max_attempts_default=(handler or self._settings.defaults).max_attempts,
             random=random.random(),
             started_us=started_us,
             duration_us=duration_us,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from supervisor import judgement
-from supervisor.herd import Herd, Process, Seat, Squad
+from supervisor.herd import Herd, Seat
 from supervisor.notify import Notifier
 from supervisor.policy import SECOND_NS, Cause
 from supervisor.roster import Roster
@@ -188,12 +188,14 @@ class Rolling:
                     return
                 self._grant(seat, now_ns, spare=squad.kind is Kind.WORKER)
                 return
-        if all(one.ready for one in self._current(squads)):
+        if all(self._settled(seat) for squad in squads for seat in squad.seats):
             self._finish(now_ns)
 
-    def _current(self, squads: list[Squad]) -> list[Process]:
-        seats = [seat for squad in squads for seat in squad.seats]
-        return [seat.process for seat in seats if seat.process is not None]
+    def _settled(self, seat: Seat) -> bool:
+        """Whether a seat has its new process, or is in a back-off that a reload cannot wait for."""
+        if seat.process is None:
+            return seat.history.failures > 0
+        return seat.process.ready
 
     def _call_off(self, now_ns: int, why: str) -> None:
         """Keep the old processes that are left: better old than none."""

@@ -138,8 +138,8 @@ class Supervisor:
         try:
             wait_seconds = 0.0
             asleep_ns = asleep()
+            before_ns = time.monotonic_ns()
             while True:
-                before_ns = time.monotonic_ns()
                 events = self.herd.epoll.poll(wait_seconds, 64)
                 now_ns = time.monotonic_ns()
                 planned_ns = int(wait_seconds * SECOND_NS)
@@ -154,6 +154,7 @@ class Supervisor:
                 self.table.tick(now_ns, max(0, now_ns - before_ns - planned_ns))
                 if self._turn({fd for fd, _ in events}, now_ns, judge=not slept):
                     return self._result()
+                before_ns = now_ns  # a sleep in the middle of a turn is one too
                 wait_seconds = self._wait_seconds()
         finally:
             self._close()

@@ -271,9 +271,7 @@ class Worker:
     def _hand_back(self, rows: Sequence[Claimed]) -> None:
         """Release jobs that have not started; no attempt is spent, and they keep their place."""
         self._unsettled.extend(
-            Settlement(
-                claim=row.claim, to=State.READY, outcome=Outcome.INTERRUPTED, charge=False
-            )
+            Settlement(claim=row.claim, to=State.READY, outcome=Outcome.INTERRUPTED, charge=False)
             for row in rows
         )
 
@@ -302,5 +300,3 @@ class Worker:
         self._slot.end_batch()
         self._engine.close()
         return EXIT_OK
-
-

@@ -22,9 +22,9 @@ from queue_core.engines import (
     sqlite_reads,
     sqlite_upkeep,
 )
-from queue_core.engines.sqlite_base import SqliteBase
 from queue_core.engines.sqlite_file import SQL
-from queue_core.errors import PayloadInvalid, QueueFull
+from queue_core.engines.sqlite_maintenance import SqliteMaintenance
+from queue_core.errors import IdempotencyConflict, PayloadInvalid, QueueFull
 from queue_core.job import (
     Claim,
     Claimed,
@@ -41,7 +41,7 @@ from queue_core.stats import Tally
 HOLDER_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
 
 
-class SqliteEngine(SqliteBase):
+class SqliteEngine(SqliteMaintenance):
     """The engine over one SQLite file; see `queue_core.engine.Engine` for each method."""
 
     # ------------------------------------------------------------ enqueue
@@ -68,8 +68,8 @@ class SqliteEngine(SqliteBase):
             return results
         try:
             results, ready = self._write(work, flush=True)
-        except QueueFull:
-            self._reject(queue, jobs, "full")
+        except (QueueFull, IdempotencyConflict) as error:
+            self._reject(queue, jobs, "full" if isinstance(error, QueueFull) else "conflict")
             raise
         if ready:
             self._bell.ring(queue)

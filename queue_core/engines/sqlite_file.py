@@ -75,6 +75,7 @@ class SqliteFile:
         self._check = check
         self._prepare = prepare
         self._abandon = abandon
+        self.lock_kind = lock
         self._lock = FileLock(self.lock_path) if lock == "flock" else None
         self._mutex = threading.RLock()
         self._log = Log(Path(f"{path}-wal"))
@@ -363,26 +364,30 @@ class SqliteFile:
         """Return how much of the log is in use."""
         return self._log.used_bytes()
 
-    def checkpoint(self, *, flush: bool = True) -> bool:
+    def checkpoint(self, *, flush: bool = True, truncate: bool = False) -> bool:
         """Copy the log into the file, under the lock; flushed before, so that the hold is short.
 
         Returns whether the whole log was copied; a long reader can prevent it.
         """
         if flush:
             self.flush()
-        deadline = time.monotonic() + self.lock_timeout_seconds
-        large = self._log.file_bytes() > TRUNCATE_BYTES
+        large = truncate or self._log.file_bytes() > TRUNCATE_BYTES
         name = "pragma_checkpoint_truncate" if large else "pragma_checkpoint"
+        busy, frames, copied = self.alone(
+            lambda connection: connection.execute(SQL[name]).fetchone()
+        )
+        return bool(busy == 0 and frames == copied)
+
+    def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` under the lock and outside any transaction, as upkeep of the file needs."""
+        deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline) as mask:
             connection = self._ready(deadline)
             self._take_lock(deadline, mask)
             try:
-                busy, frames, copied = self._told(
-                    lambda: connection.execute(SQL[name]).fetchone(), deadline
-                )
+                return self._told(lambda: work(connection), deadline)
             finally:
                 self._release_lock()
-        return bool(busy == 0 and frames == copied)
 
     def data_version(self) -> int:
         """Return a number that changes when another connection has committed."""

@@ -158,7 +158,7 @@ def start_key_life(
         if life_us is not None:
             connection.execute(
                 SQL["finish_key"],
-                {"queue": queue, "key": key, "job": job, "expires": now_us + life_us},
+                {"queue": queue, "key": key, "id": job, "expires": now_us + life_us},
             )
 
 

@@ -6,7 +6,7 @@ Boundary: functions over a connection inside a read transaction; they write noth
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from queue_core.engines.sqlite_file import SQL
@@ -14,6 +14,11 @@ from queue_core.job import Attempt, Claimed, Outcome, Reason, Record, State
 from queue_core.stats import DEPTH, QueueFacts, Snapshot, assemble
 
 LIST_LIMIT_MAX = 10_000
+PLACES = {
+    State.READY: "live", State.DELAYED: "live", State.CLAIMED: "live",
+    State.DONE: "done", State.CANCELLED: "done", State.DEAD: "dead",
+}  # fmt: skip
+"""Which table, and so which statements, the jobs of a state are in."""
 
 
 def claimed(row: tuple[Any, ...], queue: str) -> Claimed:
@@ -41,7 +46,9 @@ def claimed(row: tuple[Any, ...], queue: str) -> Claimed:
 
 
 def find(connection: sqlite3.Connection, names: Mapping[int, str], job_id: int) -> Record | None:
-    """Return a job in whatever state, with its ledger."""
+    """Return a job in whatever state, with its ledger; None for a number that is no id."""
+    if not 0 < job_id < 2**63:  # what SQLite holds; anything may be typed
+        return None
     for statement in ("counts_find_live", "counts_find_done", "counts_find_dead"):
         row = connection.execute(SQL[statement], {"id": job_id}).fetchone()
         if row is not None:
@@ -125,13 +132,7 @@ def select(
     after: int,
 ) -> list[Record]:
     """Return one page of the jobs in a state, by id."""
-    match state:
-        case State.DONE | State.CANCELLED:
-            listing, finding = "counts_list_done", "counts_find_done"
-        case State.DEAD:
-            listing, finding = "counts_list_dead", "counts_find_dead"
-        case _:
-            listing, finding = "counts_list_live", "counts_find_live"
+    place = PLACES[state]
     parameters = {
         "state": "succeeded" if state is State.DONE else state.value,
         "queue": queue,
@@ -140,8 +141,16 @@ def select(
         "after": after,
         "limit": max(0, min(limit, LIST_LIMIT_MAX)),
     }
-    ids = [row[0] for row in connection.execute(SQL[listing], parameters).fetchall()]
-    rows = (connection.execute(SQL[finding], {"id": id_}).fetchone() for id_ in ids)
+    ids = [row[0] for row in connection.execute(SQL[f"counts_list_{place}"], parameters).fetchall()]
+    return records(connection, names, state, ids)
+
+
+def records(
+    connection: sqlite3.Connection, names: Mapping[int, str], state: State, ids: Sequence[int]
+) -> list[Record]:
+    """Return jobs that are known to be in a state, in the order of their ids as given."""
+    finding = SQL[f"counts_find_{PLACES[state]}"]
+    rows = (connection.execute(finding, {"id": id_}).fetchone() for id_ in ids)
     return [_record(row, names) for row in rows]
 
 

@@ -130,7 +130,7 @@ def replay(
         connection.execute(SQL["replay_job"], {"id": id_, "seq": seq, "now": now_us})
         connection.execute(SQL["replay_remove"], {"id": id_})
         if key is not None:
-            connection.execute(SQL["replay_key"], {"queue": queue_id, "key": key, "job": id_})
+            connection.execute(SQL["replay_key"], {"queue": queue_id, "key": key, "id": id_})
         tally.move(queue_id, State.DEAD, State.READY)
         tally.add(queue_id, task, stats.REPLAYED)
     return len(rows), {row[1] for row in rows}

@@ -44,7 +44,10 @@ def _run(args: list[str]) -> int:
         explained = errors.explain(error)
         errors.tell(explained)
         return explained.code
-    return result if isinstance(result, int) else 0
+    code = result if isinstance(result, int) else 0
+    if code == errors.INTERRUPTED:  # the parser swallowed the exception, and its words
+        errors.tell(errors.explain(KeyboardInterrupt()))
+    return code
 
 
 def _forget_stdout() -> None:

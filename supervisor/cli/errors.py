@@ -100,6 +100,8 @@ def _from_typer(error: BaseException) -> Explained | None:
     import typer
 
     if isinstance(error, typer.Abort):
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            return explain(KeyboardInterrupt())
         return Explained(code=FAILED, text="aborted")
     if isinstance(error, typer.Exit):
         return Explained(code=error.exit_code, text="")

@@ -34,6 +34,15 @@ def line(text: str, *, raw: bool = False) -> None:
         raise OutputClosed from None
 
 
+def lines(texts: Sequence[str]) -> None:
+    """Print lines of data at once and let them out, so that a reader sees them as they come."""
+    line("\n".join(texts), raw=True)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise OutputClosed from None
+
+
 def block(text: str) -> None:
     """Print a text of several lines, indented."""
     for part in text.splitlines():
@@ -47,10 +56,10 @@ def say(text: str) -> None:
 
 def facts(pairs: Mapping[str, object]) -> None:
     """Print names and values, one pair a line; None values are left out."""
-    width = max((len(name) for name in pairs), default=0)
-    for name, value in pairs.items():
-        if value is not None:
-            line(f"{name:<{width}}  {value}")
+    shown = {name: value for name, value in pairs.items() if value is not None}
+    width = max((len(name) for name in shown), default=0)
+    for name, value in shown.items():
+        line(f"{name:<{width}}  {value}")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -71,14 +71,16 @@ def put(
     value = None if payload == "-" else _parse(payload)
     path = settings_for(config, database).database
     new = "://" not in path and not Path(path).exists()
-    with opened(path, create=True) as engine:
-        jobs: Queue[Any] = Queue(path, queue, engine=engine)
-        if payload == "-":
-            _put_lines(jobs, options, as_json)
-        else:
-            _put_one(jobs, value, key, options, as_json)
-    if new:
-        output.say(f"created the database {path}")
+    try:
+        with opened(path, create=True) as engine:
+            jobs: Queue[Any] = Queue(path, queue, engine=engine)
+            if payload == "-":
+                _put_lines(jobs, options, as_json)
+            else:
+                _put_one(jobs, value, key, options, as_json)
+    finally:
+        if new and Path(path).exists():
+            output.say(f"created the database {path}")
 
 
 def _put_one(
@@ -187,8 +189,7 @@ def _store(
     if as_json:
         stored.ids.extend(int(one) for one in ids)
     else:
-        for one in ids:
-            output.line(str(int(one)))
+        output.lines([str(int(one)) for one in ids])
 
 
 def _culprit(batch: _Batch, error: Exception) -> str:

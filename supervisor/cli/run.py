@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -19,6 +19,7 @@ import typer
 
 from supervisor.cli import output
 from supervisor.cli.context import Config, Database, settings_for
+from supervisor.cli.errors import CommandFailed
 
 if TYPE_CHECKING:
     from supervisor.settings import Settings
@@ -50,31 +51,40 @@ def serve(settings: Settings) -> int:
     """Supervise until told to stop; return the exit code."""
     from supervisor import supervise
     from supervisor.apart import run_apart
-    from supervisor.slots import SlotTable, previous_slots, slots_capacity, slots_path
+    from supervisor.slots import (
+        SlotsError,
+        SlotTable,
+        previous_slots,
+        slots_capacity,
+        slots_path,
+    )
 
     configure_logs(settings)
-    with ExitStack() as stack:
-        lock = _take_lock(settings)
-        if lock is None:
-            return EXIT_HELD
-        stack.callback(lock.close)
-        code, text = run_apart(lambda: check(settings), CHECK_SECONDS)
-        if code:
-            for line in text.splitlines():
-                output.say(f"herdsman: {line}")
-            return code
-        path = slots_path(settings.database, settings.instance)
+    lock = _take_lock(settings)
+    if lock is None:
+        return EXIT_HELD
+    code, text = run_apart(lambda: check(settings), CHECK_SECONDS)
+    if code:
+        for line in text.splitlines():
+            output.say(f"herdsman: {line}")
+        lock.close()
+        return code
+    path = slots_path(settings.database, settings.instance)
+    processes = sum(pool.processes for pool in settings.pools.values())
+    try:
         table = SlotTable.create(
             path,
             instance_uuid=str(uuid.uuid4()),
             pools=list(settings.pools),
-            capacity=slots_capacity(sum(pool.processes for pool in settings.pools.values())),
+            capacity=slots_capacity(processes),
         )
-        stack.callback(table.close)
+    except SlotsError as error:
+        raise CommandFailed(str(error)) from error
+    with closing(table):
         for before in previous_slots(path):
-            old = SlotTable.attach(before)
-            supervise.sweep(old)
-            old.close()
+            with closing(SlotTable.attach(before)) as old:
+                supervise.sweep(old)
+        # From here the lock is supervise's: it is closed in every child first, and here last.
         code = supervise.run(tree(settings, table, lock.fileno()))
         table.unlink()
         return code

@@ -115,6 +115,7 @@ def test_fifty_reloads_leak_no_descriptor(host: HostMaker) -> None:
     """As many descriptors after as before (ten here: each is a whole fleet)."""
     tree = host(pools=[["a", 1, {}]]).started()
     reload(tree)
+    wait_until(lambda: len(tree.slots()) == 2)
     before = len(os.listdir(f"/proc/{tree.pid}/fd"))
     for _ in range(10):
         reload(tree)
@@ -134,7 +135,7 @@ def test_workers_are_recycled_one_at_a_time(host: HostMaker) -> None:
         running += event["event"] == "worker_started" and event["process"].startswith("a/")
         running -= event["event"] == "worker_exited" and event["process"].startswith("a/")
         assert running <= 3
-    assert {death["cause"] for death in tree.deaths()} == {"recycle"}
+    wait_until(lambda: {death["cause"] for death in tree.deaths()} == {"recycle"})
     assert tree.table.pools["a"].failures == 0
     assert tree.stop() == 0
 

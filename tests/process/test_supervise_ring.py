@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from supervisor.policy import Cause, code_of
+
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 from tests.process.tree import alive
@@ -173,5 +175,5 @@ def test_the_keeper_is_replaced_within_a_second_and_workers_do_not_notice(
     os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: tree.pid_of("keeper") not in (0, keeper), timeout_seconds=1)
     assert tree.workers() == workers
-    assert tree.table.pools["@keeper"].exits(2) == 1
+    assert tree.table.pools["@keeper"].exits(code_of(Cause.SIGNAL)) == 1
     assert tree.stop() == 0

@@ -118,6 +118,10 @@ def _deaf(rest: str, folder: Path) -> None:
             time.sleep(0.05)
 
 
+def _environment(rest: str, folder: Path) -> None:
+    (folder / "environment").write_text(json.dumps(dict(os.environ)))
+
+
 ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "sleep": lambda rest, folder: time.sleep(float(rest)),
     "hold_gil": _hold_gil,
@@ -136,6 +140,7 @@ ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "allocate": _allocate,
     "close_output": _close_output,
     "deaf": _deaf,
+    "environment": _environment,
     "nothing": lambda rest, folder: None,
 }
 
@@ -333,6 +338,10 @@ def serve(folder: Path) -> int:
         loaded = importlib.import_module(module)
         assert hasattr(loaded, constant), name
         setattr(loaded, constant, value)
+    if options.get("fork_hook_seconds"):
+        os.register_at_fork(after_in_child=lambda: time.sleep(options["fork_hook_seconds"]))
+    if options.get("thread"):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     path = folder / "tree.slots"

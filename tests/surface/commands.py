@@ -26,7 +26,7 @@ def herdsman(
 ) -> Finished:
     """Run a command to its end; its output is text."""
     done = subprocess.run(
-        [sys.executable, "-m", "supervisor", *map(str, args)],
+        [sys.executable, "-P", "-m", "supervisor", *map(str, args)],
         cwd=cwd, env={**ENVIRONMENT, **environ}, timeout=60, capture_output=True, check=False,
         input=stdin.encode() if isinstance(stdin, str) else (stdin or b""),
     )  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from queue_core import Queue
-from tests.conftest import wait_until
 from tests.surface.commands import ENVIRONMENT, document, herdsman
 
 
@@ -145,7 +144,7 @@ def test_the_json_document_of_many_says_how_far_it_came(tmp_path: Path, database
 def test_ctrl_c_while_reading_says_how_many_are_stored(tmp_path: Path, database: Path) -> None:
     """Interrupted while it waits for more input: exit code 130, no traceback."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "supervisor", "put", "q", "-", "-d", str(database)],
+        [sys.executable, "-P", "-m", "supervisor", "put", "q", "-", "-d", str(database)],
         cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
@@ -153,38 +152,45 @@ def test_ctrl_c_while_reading_says_how_many_are_stored(tmp_path: Path, database:
     process.stdin.write(b"1\n" * 1000)
     process.stdin.flush()
 
-    def stored() -> bool:
-        if not database.exists():
-            return False
-        with Queue(database, "q", create=False) as queue:
-            return queue.counts().ready == 1000
-
-    wait_until(stored)
+    assert process.stdout is not None
+    ids = [int(process.stdout.readline()) for _ in range(1000)]
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert len(out.split()) == 1000
+    rest, err = process.communicate(timeout=30)
+    assert (process.returncode, rest) == (130, b"")
+    assert ids == list(range(1, 1001))
     assert err.decode().splitlines() == [
-        f"created the database {database}", "stored 1000 jobs, then stopped",
+        "stored 1000 jobs, then stopped", f"created the database {database}",
         "herdsman: interrupted",
-    ] or err.decode().splitlines() == [
-        "stored 1000 jobs, then stopped", "herdsman: interrupted",
     ]  # fmt: skip
 
 
 def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path, database: Path) -> None:
     """When the pipe is closed behind it, there is no traceback and no complaint."""
-    done = subprocess.run(
-        f"seq 5000 | {sys.executable} -m supervisor put q - -d {database} | head -1",
-        shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=60, check=False,
+    lines = "".join(f"{n}\n" for n in range(5000))
+    first = piped_to_head(tmp_path, lines, "put", "q", "-", "-d", database)
+    assert first == b"1\n"
+    assert piped_to_head(tmp_path, "", "jobs", "list", "-n", 4000, "-d", database).split() == [
+        b"id", b"queue", b"task", b"state", b"attempts", b"priority", b"enqueued", b"note",
+    ]  # fmt: skip
+
+
+def piped_to_head(tmp_path: Path, stdin: str, *args: object) -> bytes:
+    """Run a command, read one line of its output and close the pipe."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "supervisor", *map(str, args)], cwd=tmp_path,
+        env={**ENVIRONMENT, "PYTHONUNBUFFERED": "1"}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert done.stdout == b"1\n"
-    assert b"Traceback" not in done.stderr
-    assert b"Broken pipe" not in done.stderr
-    done = subprocess.run(
-        f"{sys.executable} -m supervisor jobs list -n 2000 -d {database} | head -1",
-        shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.stdout.startswith(b"  id")
-    assert b"Traceback" not in done.stderr
-    assert b"Broken pipe" not in done.stderr
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(stdin.encode())
+    process.stdin.close()
+    first = process.stdout.readline()
+    process.stdout.close()
+    complaints = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(30) in (0, 1)
+    assert b"Traceback" not in complaints
+    assert b"Broken pipe" not in complaints
+    return first

@@ -213,7 +213,7 @@ def test_database_errors_have_their_own_code() -> None:
 def test_debug_shows_the_traceback_and_the_sentence(tmp_path: Path) -> None:
     """Asked for, and only then."""
     done = subprocess.run(
-        [sys.executable, "-m", "supervisor", "--debug", "status", "-d", "none.db"],
+        [sys.executable, "-P", "-m", "supervisor", "--debug", "status", "-d", "none.db"],
         cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 69

@@ -69,6 +69,7 @@ def test_status_counts_every_queue(tmp_path: Path, queue: Queue[Any]) -> None:
 
 def test_status_sees_which_supervisors_hold_the_database(tmp_path: Path, queue: Queue[Any]) -> None:
     """Only a lock that is held counts, not the file it leaves."""
+    queue.put(1)
     lock = InstanceLock.take(tmp_path / "jobs.db.blue.lock", {})
     assert lock is not None
     assert document(show(tmp_path, "status", "--json"))["supervisor"] == {
@@ -124,8 +125,9 @@ def test_a_job_is_shown_with_payload_and_ledger(tmp_path: Path, queue: Queue[Any
     """Error, attempts and payload in text and JSON; a long payload is cut unless asked for."""
     job_id = kill(queue, {"x": "y" * 5000}, error="told you")
     text = show(tmp_path, "jobs", "show", job_id)
-    assert "state     dead (rejected)" in text.stdout
-    assert "error     told you" in text.stdout
+    facts = dict(line.split(maxsplit=1) for line in text.stdout.splitlines()[:4])
+    assert facts == {"id": "1", "queue": "emails", "state": "dead (rejected)", "attempts": "1"}
+    assert "told you" in text.stdout
     assert "add --full" in text.stderr
     assert text.stdout.splitlines()[-1].split()[-2:] == ["told", "you"]
     assert '{"x":"yyy' in text.stdout
@@ -169,7 +171,7 @@ def in_terminal(tmp_path: Path, *args: object) -> str:
     master, slave = pty.openpty()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor", *map(str, args), "-d", str(tmp_path / "jobs.db")],
+            [sys.executable, "-P", "-m", "supervisor", *map(str, args), "-d", "jobs.db"],
             cwd=tmp_path, env={**ENVIRONMENT, "TERM": "xterm", "NO_COLOR": "1"},
             stdin=subprocess.DEVNULL, stdout=slave, stderr=subprocess.PIPE,
         )  # fmt: skip
