@@ -19,6 +19,10 @@ must bear that. Every write of a claim is fenced by `(id, run)`: who lost a
 lease cannot settle what another has claimed since.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from queue_core.codec import JsonSerializer, Serializer
 from queue_core.engine import Engine
 from queue_core.errors import (
@@ -43,8 +47,13 @@ from queue_core.errors import (
 from queue_core.job import Attempt, Job, Outcome, Reason, State
 from queue_core.queue import Counts, JobId, Queue, open_engine
 from queue_core.retry import Backoff, Done, Reject, Retry, Snooze
+from queue_core.worker import Ran, Worker
+
+if TYPE_CHECKING:
+    from queue_core.aio import AsyncQueue
 
 __all__ = [
+    "AsyncQueue",
     "Attempt",
     "Backoff",
     "Counts",
@@ -69,6 +78,7 @@ __all__ = [
     "QueueClosed",
     "QueueError",
     "QueueFull",
+    "Ran",
     "Reason",
     "Reject",
     "Retry",
@@ -78,5 +88,15 @@ __all__ = [
     "Snooze",
     "StaleClaim",
     "State",
+    "Worker",
     "open_engine",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import asyncio for those alone who ask for `AsyncQueue`: it costs more than all the rest."""
+    if name == "AsyncQueue":
+        from queue_core.aio import AsyncQueue
+
+        return AsyncQueue
+    raise AttributeError(f"module 'queue_core' has no attribute {name!r}")

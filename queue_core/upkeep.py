@@ -126,7 +126,7 @@ class Upkeep(Protocol):
         ...
 
     def backup(self, path: Path) -> BackedUp:
-        """Copy the store while it is in use; raises DatabaseError if `path` exists."""
+        """Copy the store while it is in use; raises QueueError if `path` exists."""
         ...
 
     def check(self, *, full: bool = False) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import json
 import os
 import signal
@@ -96,7 +97,7 @@ def python_call(
                 else:
                     job = job_of(claimed, payload, max_attempts)
                     value = run(_with_job, target, takes, payload, job)
-                result = _DONE if value is None else result_of(value)
+                result = _DONE if value is None else run(_judge, value)
             except BaseException as error:
                 result = failure(error)
             if getpid() != pid:
@@ -116,6 +117,15 @@ def _with_job(target: Callable[..., Any], takes: Takes, payload: Any, job: Job[A
     if takes == "job":
         return target(job)
     return target(payload, job) if takes == "payload, job" else target(payload, job=job)
+
+
+def _judge(value: object) -> Result:
+    """Run what a decorated function left to be awaited, and refuse what has not run at all."""
+    if inspect.iscoroutine(value):
+        value = asyncio.run(value)
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise TypeError("the handler returned a generator, whose code has not run")
+    return result_of(value)
 
 
 def _async_target(function: Callable[..., Any]) -> Callable[..., Any]:

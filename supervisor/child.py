@@ -26,6 +26,7 @@ import structlog
 
 from supervisor.linux import (
     INSTANCE_VARIABLE,
+    TITLE,
     die_with_parent,
     kill_group,
     open_descriptors,
@@ -98,11 +99,9 @@ class Child:
         keeper and `web` outlast a TERM sent to the whole group (platforms do that):
         they stop when the supervisor retires them, or is gone.
         """
-        if self.slot.retire or self.interrupted:
-            return True
-        if self.kind is Kind.WORKER:
-            return self._terminated or self.table.draining
-        return self.orphaned
+        if self.kind is not Kind.WORKER:
+            return self.slot.retire != 0 or self.orphaned
+        return self._terminated or self.slot.retire != 0 or self.table.draining
 
     def ready(self) -> None:
         """Say that booting is over; the same as entering IDLE for the first time."""
@@ -294,7 +293,7 @@ def _first_steps(
         child.open_stacks()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         random.seed()
-        setproctitle.setproctitle(f"herdsman: {role.name}")
+        setproctitle.setproctitle(f"{TITLE}{role.name}")
         raise_oom_score()
         for name in _SUPERVISOR_ONLY:
             os.environ.pop(name, None)

@@ -80,6 +80,7 @@ class Drain:
         """Kill every worker and what it started, now."""
         self.begin(now_ns)
         for process in self._herd.of(Kind.WORKER):
+            self._herd.retire(process, Cause.DRAIN)
             process.rung = 2
             self._herd.escalate(process, Cause.DRAIN, now_ns, "killed on request")
 

@@ -233,7 +233,7 @@ def _python(
     return python_call(
         function,
         takes=_takes(target, function),
-        is_async=inspect.iscoroutinefunction(inner),
+        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inner),
         max_attempts=max_attempts,
         retry_on=retry_on,
         reject_on=reject_on,

@@ -20,7 +20,9 @@ IDLE_TICK_SECONDS: Final = 30.0
 KEEPER_TICK_SECONDS: Final = 15.0
 """The keeper renews leases of 60 s every 20 s: replaced after 15 s, it still comes in time."""
 SUSPEND_SECONDS: Final = 5.0
-"""A wait that overran by this much means that the host slept: judge nobody this round."""
+"""A wait that overran by this much means that the host slept: judge nobody for a while."""
+HOLD_OFF_SECONDS: Final = 5.0
+"""After a sleep: everyone has to have run again before anyone is judged."""
 ABRT_SECONDS: Final = 2.0
 """From ABRT, which makes faulthandler write the stacks, to KILL."""
 MEMORY_FACTOR: Final = 2
@@ -107,7 +109,7 @@ def _limit(facts: Facts, limits: Limits) -> tuple[Cause, int | None, str]:
 
 
 def suspended(*, planned_ns: int, waited_ns: int, asleep_grew_ns: int) -> bool:
-    """Say whether the host slept during a wait, so that no deadline means anything this round."""
+    """Say whether the host slept during a wait, so that no deadline means anything yet."""
     limit = int(SUSPEND_SECONDS * SECOND_NS)
     return waited_ns - planned_ns > limit or asleep_grew_ns > limit
 

@@ -19,7 +19,7 @@ import structlog
 from queue_core.engine import Engine
 from queue_core.errors import QueueError
 from queue_core.job import Claimed, Outcome, Settlement, State
-from queue_core.queue import open_engine
+from queue_core.queue import LEASE_SECONDS_DEFAULT, open_engine
 from queue_core.retry import (
     DEFAULT_BACKOFF,
     Backoff,
@@ -36,7 +36,6 @@ from supervisor.policy import CAUSES, EXIT_OK, Cause
 from supervisor.settings import HandlerSettings, Settings
 from supervisor.slot import Kind, Slot, SlotState
 from supervisor.slots import SlotsError, SlotTable, previous_slots
-from supervisor.worker import LEASE_SECONDS
 
 log = structlog.get_logger("herdsman.keeper")
 
@@ -248,7 +247,7 @@ class Keeper:
         holders = [slot.holder for slot in self._table.live() if slot.holder]
         busy = [slot for slot in self._table.live() if slot.holder and slot.batch_size]
         if busy:
-            self._engine.extend_holders(holders, int(LEASE_SECONDS * 1_000_000))
+            self._engine.extend_holders(holders, int(LEASE_SECONDS_DEFAULT * 1_000_000))
 
     def _revoke(self) -> None:
         """Hand back the unstarted jobs behind one that runs long."""

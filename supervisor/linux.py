@@ -19,6 +19,8 @@ from typing import Final
 
 INSTANCE_VARIABLE: Final = "HERDSMAN_INSTANCE_UUID"
 """Set in every child, so that what a handler executes can be found after we are gone."""
+TITLE: Final = "herdsman: "
+"""How the title of each process begins; what it forks keeps the title."""
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _OOM_SCORE_STEP: Final = 500

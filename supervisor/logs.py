@@ -33,10 +33,8 @@ ITEMS_MAX: Final = 100
 
 EVENTS: Final[set[str]] = {
     "message",  # a record of the standard library; its text is under `message`
-    "config_loaded", "config_warning", "config_reload_failed",
-    "handlers_loaded", "handler_changed_process",
-    "attempt_finished", "job_finished", "stale_claim", "lease_lost",
-    "logs_reopened", "logs_lost",
+    "handler_changed_process",  # a handler left the folder or signal handlers changed
+    "logs_lost",  # a line, or the log file, could not be written
 }  # fmt: skip
 """The closed list of event names. Modules add theirs with `register` when they are imported."""
 

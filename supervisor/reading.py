@@ -125,7 +125,6 @@ class Reader(Generic[T]):
             self._flight = None
             self._duration_seconds = (ended_ns - began_ns) / 1e9
             if answer is None:
-                self._cached = None
                 self._errors += 1
             else:
                 self._cached = (ended_ns, answer)

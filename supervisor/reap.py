@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from supervisor.linux import INSTANCE_VARIABLE, children, kill_group, start_time
+from supervisor.linux import INSTANCE_VARIABLE, TITLE, children, kill_group, start_time
 from supervisor.slot import SlotState
 from supervisor.slots import SlotTable
 
@@ -151,21 +151,42 @@ def sweep(table: SlotTable, instance_uuid: str | None = None, seconds: float = 5
             pid = slot.pid
             if not pid or slot.state in (SlotState.FREE, SlotState.DEAD):
                 continue
-            now = start_time(pid)
-            if now in (0, slot.start_time):
+            if start_time(pid) == slot.start_time:
                 killed += kill_group(pid)
                 gone.append(pid)
+            else:  # another process may lead a group of that number by now
+                gone += _kill(members := _titled(pid, f"{TITLE}{slot.name}"))
+                killed += len(members)
         _wait_gone(gone, seconds)
     for _ in range(_SWEEP_ROUNDS):
         marked = _marked(instance_uuid)
         if not marked:
             break
-        for pid in marked:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
+        killed += len(_kill(marked))
         _wait_gone(marked, seconds / _SWEEP_ROUNDS)
     return killed
+
+
+def _kill(pids: list[int]) -> list[int]:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return pids
+
+
+def _titled(group: int, title: str) -> list[int]:
+    """Return the processes of a group that a worker of that title only forked.
+
+    They share its title; what it executed has another, and is found by its environment.
+    """
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(name)) == group and int(name) != os.getpid():
+                line = Path(f"/proc/{name}/cmdline").read_bytes()
+                if line.rstrip(b"\0 ").decode("utf-8", "replace") == title:
+                    found.append(int(name))
+    return found
 
 
 def _marked(instance_uuid: str) -> list[int]:

@@ -91,7 +91,7 @@ class Rolling:
         assert self._tree.reload is not None
         try:
             fresh = self._tree.reload()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail(f"{type(error).__name__}: {error}", now_ns)
             return
         if fresh is None:
@@ -111,8 +111,7 @@ class Rolling:
         for squad in known.values():
             roster.remove(squad)
         roster.keeper.main = fresh.keeper
-        if roster.web is not None and fresh.web is not None:
-            roster.web.main = fresh.web
+        roster.set_web(fresh.web)
         for squad in roster.squads:
             squad.generation += 1
             squad.state.parked = False

@@ -40,7 +40,8 @@ class Roster:
         self.table = tree.table
         self.random = tree.random
         self.keeper = self._squad(KEEPER_POOL, Kind.KEEPER, tree.keeper, 1)
-        self.web = self._squad(WEB_POOL, Kind.WEB, tree.web, 1) if tree.web else None
+        self.web: Squad | None = None
+        self.set_web(tree.web)
         self.pools = [self.add(spec) for spec in tree.pools]
 
     def _squad(self, name: str, kind: Kind, main: Callable[[Child], int], processes: int) -> Squad:
@@ -67,6 +68,17 @@ class Roster:
             max_age_seconds=spec.max_age_seconds,
         )
         squad.state.stay = spec.on_crash_loop == "stay"
+
+    def set_web(self, main: Callable[[Child], int] | None) -> None:
+        """Have `web`, another `web` from its next start on, or none."""
+        if self.web is not None and main is not None:
+            self.web.main = main
+        elif self.web is not None:
+            self.resize(self.web, 0)
+            self.web.record.active = 0
+            self.web = None
+        elif main is not None:
+            self.web = self._squad(WEB_POOL, Kind.WEB, main, 1)
 
     @property
     def squads(self) -> list[Squad]:

@@ -96,8 +96,11 @@ def run(tree: Tree) -> int:
     """Run the tree until it is told to stop, or has to give up; return the exit code.
 
     Call it from the main thread of a process that has no other. Raises RuntimeError
-    when there are more: a lock held by one of them at a fork stays held for ever.
+    when there are more (a lock held by one of them at a fork stays held for ever), and
+    where the kernel has no pidfds.
     """
+    if not hasattr(os, "pidfd_open") or not hasattr(select, "epoll"):
+        raise RuntimeError("the supervisor needs Linux 5.3 or later; a library user needs neither")
     if thread_count() != 1:
         raise RuntimeError("the supervisor needs a process with one thread; start it before others")
     return Supervisor(tree).run()
@@ -126,6 +129,7 @@ class Supervisor:
         self._ints = 0
         self._stacks_at_ns: int | None = None
         self._watchdog_at_ns = 0
+        self._judge_from_ns = 0
 
     # ---- the loop ---------------------------------------------------------------------
 
@@ -151,15 +155,16 @@ class Supervisor:
                 if slept:
                     log.warning(HOST_SLEPT, seconds=max(grown_ns, now_ns - before_ns) / SECOND_NS)
                     self.herd.wake_keeper()  # it renews leases before anyone is judged
+                    self._judge_from_ns = now_ns + int(judgement.HOLD_OFF_SECONDS * SECOND_NS)
                 self.table.tick(now_ns, max(0, now_ns - before_ns - planned_ns))
-                if self._turn({fd for fd, _ in events}, now_ns, judge=not slept):
+                if self._turn({fd for fd, _ in events}, now_ns):
                     return self._result()
                 before_ns = now_ns  # a sleep in the middle of a turn is one too
                 wait_seconds = self._wait_seconds()
         finally:
             self._close()
 
-    def _turn(self, readable: set[int], now_ns: int, *, judge: bool) -> bool:
+    def _turn(self, readable: set[int], now_ns: int) -> bool:
         self.herd.deadlines = []
         self.herd.clear_news(readable)
         for signum in self.inbox.read():
@@ -170,7 +175,7 @@ class Supervisor:
         if strangers:
             log.info(STRANGERS_REAPED, number=strangers)
         self.herd.sample(now_ns)
-        self._look(now_ns, judge=judge)
+        self._look(now_ns)
         self._show_stacks(now_ns)
         self._watchdog(now_ns)
         if not self.drain.active:
@@ -283,8 +288,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 if os.stat(slot.stack_path).st_size > STACK_FILE_BYTES_MAX:
                     slot.clear_stack()
-            if process.ready:  # before that the handler may not be there, and USR2 would kill
-                self.herd.send(process, signal.SIGUSR2)
+            self.herd.send(process, signal.SIGUSR2)  # masked in a child until it has a handler
         self._stacks_at_ns = now_ns + int(STACKS_SECONDS * SECOND_NS)
 
     def _show_stacks(self, now_ns: int) -> None:
@@ -300,7 +304,7 @@ class Supervisor:
 
     # ---- judgement --------------------------------------------------------------------
 
-    def _look(self, now_ns: int, *, judge: bool) -> None:
+    def _look(self, now_ns: int) -> None:
         """See who became READY, judge everyone, and go on with what was begun."""
         for process in list(self.herd.processes.values()):
             if not process.ready and process.slot.ready_ns:
@@ -312,7 +316,7 @@ class Supervisor:
                     self.herd.escalate(process, process.asked, now_ns, process.why)
                 else:
                     self.herd.due(process.rung_at_ns)
-            elif judge and process.rung == 0:
+            elif now_ns >= self._judge_from_ns and process.rung == 0:
                 self._judge(process, now_ns)
         if not self.table.ready and self._is_up():
             self.table.ready = True

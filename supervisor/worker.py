@@ -22,7 +22,7 @@ import structlog
 from queue_core.engine import ClaimRequest, Engine, Holder
 from queue_core.errors import DatabaseError, QueueBusy, QueueError
 from queue_core.job import Claimed, Outcome, Settlement, Stale, State
-from queue_core.queue import open_engine
+from queue_core.queue import LEASE_SECONDS_DEFAULT, open_engine
 from queue_core.retry import Interrupted, Result, Retry, settle
 from supervisor import handlers
 from supervisor.child import Child, JobInterrupted, SoftTimeout
@@ -40,7 +40,6 @@ HANDLERS_UNUSABLE: Final = "handlers_unusable"
 DATABASE_TROUBLE: Final = "database_trouble"
 register(JOB_RETRIES, JOB_DIED, CLAIM_STALE, HANDLERS_UNUSABLE, DATABASE_TROUBLE)
 
-LEASE_SECONDS: Final = 60.0
 TURN_SECONDS: Final = 0.010
 """Work claimed at once; measured, it brings batches of 256 for no-op jobs and 1 for slow ones."""
 TURN_SECONDS_MAX: Final = 0.100
@@ -138,7 +137,7 @@ class Worker:
         return ClaimRequest(
             queues=self._order(),
             limit=limit,
-            lease_us=int(LEASE_SECONDS * 1_000_000),
+            lease_us=int(LEASE_SECONDS_DEFAULT * 1_000_000),
             tasks=self._registry.tasks,
             starts=limit == 1,
         )

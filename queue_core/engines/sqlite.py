@@ -131,6 +131,10 @@ class SqliteEngine(SqliteMaintenance):
             return results, taken
 
         results, taken = self._write(work, flush=False)
+        while request and request.limit > 0 and not taken and self._claimable(request):
+            # Only expired and parked jobs were met, and are out of the way now: look behind them.
+            settlements = ()
+            taken = self._write(work, flush=False)[1]
         self._ring_ids(woken)
         if request is not None and len(taken) == request.limit:
             # Probably more is left: pass the wake-up on, so that none is lost or piled up.

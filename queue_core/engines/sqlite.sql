@@ -28,8 +28,9 @@ CREATE TABLE queue (
 );
 
 -- Who claims: a worker process, or a process that uses the library.
+-- Numbers are never given twice: a claim may outlive its holder's row.
 CREATE TABLE holder (
-    id INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
     worker TEXT NOT NULL,
     instance TEXT NOT NULL,
     pid INTEGER NOT NULL,
@@ -328,7 +329,7 @@ WHERE paused = 0 AND EXISTS (
 -- name: claim_jobs
 -- returns claimed rows, unordered: the caller sorts by priority, then seq.
 UPDATE job SET state = 'claimed', run = run + 1, holder = :holder, lease_us = :lease,
-    claimed_us = :now, started = :started
+    claimed_us = :now, started = :started AND (expires_us IS NULL OR expires_us > :now)
 WHERE id IN (
     SELECT id FROM job WHERE queue = :queue AND state = 'ready' AND parked = 0
     ORDER BY priority DESC, seq LIMIT :limit)

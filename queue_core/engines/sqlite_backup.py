@@ -24,12 +24,12 @@ PAGES_PER_STEP: Final = 256
 def backup(source: sqlite3.Connection, path: Path, stop: threading.Event) -> BackedUp:
     """Copy to a file beside `path`, verify it, flush it, and give it its name.
 
-    Raises DatabaseError when `path` is taken, when the folder cannot be written
-    and when the copy is not sound. An existing file is never written over.
+    Raises QueueError when `path` is taken, and DatabaseError when the folder
+    cannot be written or the copy is not sound. No file is ever written over.
     """
     path = Path(os.path.abspath(path))
     if os.path.lexists(path):
-        raise DatabaseError(f"{path} exists; a backup never overwrites: name another file")
+        raise QueueError(f"{path} exists; a backup never overwrites: name another file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -78,10 +78,10 @@ def _name(part: Path, path: Path) -> None:
     try:
         os.link(part, path)  # unlike a rename, it refuses to replace
     except FileExistsError:
-        raise DatabaseError(f"{path} has come to exist; the backup was not kept") from None
+        raise QueueError(f"{path} has come to exist; the backup was not kept") from None
     except OSError:  # a filesystem without hard links
         if os.path.lexists(path):
-            raise DatabaseError(f"{path} has come to exist; the backup was not kept") from None
+            raise QueueError(f"{path} has come to exist; the backup was not kept") from None
         os.rename(part, path)
 
 

@@ -63,7 +63,7 @@ class SqliteMaintenance(SqliteBase):
 
     def vacuum(self) -> Vacuumed:
         """Give free pages back to the filesystem; everybody else waits meanwhile."""
-        before_bytes = self.path.stat().st_size if self.path.exists() else 0
+        before_bytes = self.snapshot().database_bytes
 
         def work(file: SqliteFile, stop: threading.Event) -> None:
             def pack(connection: sqlite3.Connection) -> None:
@@ -74,13 +74,13 @@ class SqliteMaintenance(SqliteBase):
             file.checkpoint(truncate=True)
 
         self._apart(work)
-        return Vacuumed(before_bytes=before_bytes, after_bytes=self.path.stat().st_size)
+        return Vacuumed(before_bytes=before_bytes, after_bytes=self.snapshot().database_bytes)
 
     def backup(self, path: Path) -> BackedUp:
         """Copy the store while it is in use, verify the copy, then give it its name.
 
-        The copy is of one moment, however long it takes. Raises DatabaseError
-        if `path` exists or the copy is not sound; nothing is left behind then.
+        The copy is of one moment, however long it takes. Raises QueueError if
+        `path` exists or the copy is not sound; nothing is left behind then.
         """
 
         def work(file: SqliteFile, stop: threading.Event) -> BackedUp:

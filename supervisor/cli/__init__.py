@@ -34,7 +34,6 @@ def _run(args: list[str]) -> int:
     except SystemExit as left:  # completion scripts, and run, which is its own master
         return left.code if isinstance(left.code, int) else int(left.code is not None)
     except errors.OutputClosed:
-        _forget_stdout()
         return 0
     except BaseException as error:
         if debug:

@@ -161,7 +161,10 @@ def _put_lines(queue: Queue[Any], options: dict[str, Any], as_json: bool) -> Non
         with _progress() as advance:
             for batch in _batches(sys.stdin.buffer, advance):
                 _store(queue, batch, options, stored, as_json)
-    except (CommandFailed, OutputClosed, KeyboardInterrupt) as error:
+    except OutputClosed:
+        fault = "nobody reads the ids any more"
+        raise CommandFailed(fault) from None
+    except (CommandFailed, KeyboardInterrupt) as error:
         fault = str(error) or "interrupted"
         raise
     except Exception as error:
@@ -245,6 +248,10 @@ def _progress() -> Iterator[Any]:
 
     total = os.fstat(sys.stdin.fileno()).st_size or None
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    # Not redirected: the ids belong to standard output, also while the bar is drawn.
+    with Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as progress:
         bar = progress.add_task("put", total=total)
         yield lambda read: progress.advance(bar, read)

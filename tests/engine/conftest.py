@@ -153,10 +153,10 @@ def recount(kind: Kind, database: Path) -> Recount:
 @pytest.fixture
 def engine(open_engine: OpenEngine, recount: Recount) -> Iterator[Engine]:
     """Give an open engine; afterwards its counters must equal a recount, whatever was done."""
-    made = open_engine()
-    yield made
+    yield open_engine()
+    afterwards = open_engine()  # the test may have closed its own
     for name, expected in recount().items():
-        counted = made.counts(name)
+        counted = afterwards.counts(name)
         assert {state: counted[state] for state in expected} == expected, f"counters of {name}"
 
 

@@ -329,10 +329,10 @@ def test_a_payload_that_json_cannot_hold_is_refused(queue: Queue[Any], name: str
     """One clear sentence, and nothing stored, not even the good ones of the batch."""
     with pytest.raises(PayloadInvalid, match="payload"):
         queue.put_many([{"good": 1}, BAD_PAYLOADS[name]])
-    assert sum(vars_of(queue).values()) == 0
+    assert sum(depths(queue).values()) == 0
 
 
-def vars_of(queue: Queue[Any]) -> dict[str, int]:
+def depths(queue: Queue[Any]) -> dict[str, int]:
     """Return jobs per state."""
     counts = queue.counts()
     return {state.value: getattr(counts, state.value) for state in State}
@@ -380,7 +380,7 @@ def test_an_option_that_cannot_be_stored_is_refused(queue: Queue[Any], name: str
     """No option reaches the store unchecked, and the error is ours, not the database's."""
     with pytest.raises(PayloadInvalid):
         queue.put({}, **BAD_OPTIONS[name])
-    assert sum(vars_of(queue).values()) == 0
+    assert sum(depths(queue).values()) == 0
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "q" * 129, "a\tb", 5])

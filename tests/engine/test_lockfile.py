@@ -188,7 +188,8 @@ def test_a_lock_that_comes_too_late_is_unlocked_at_once(lock: FileLock, fork: Fo
     pid = held_by_child(fork, lock.path)
     assert not lock.acquire(0.05)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: is_free(lock.path))
+    wait_until(lambda: not lock._helper.fds, what="the helper has had the lock")
+    assert is_free(lock.path)
     assert not lock.held
     wait_until(lambda: lock.acquire(0), what="the lock can be taken after the late one")
     assert not is_free(lock.path)
@@ -210,7 +211,8 @@ def test_a_wait_that_is_interrupted_gives_the_lock_back(lock: FileLock, fork: Fo
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: is_free(lock.path))
+    wait_until(lambda: not lock._helper.fds, what="the helper has had the lock")
+    assert is_free(lock.path)
     assert not lock.held
 
 

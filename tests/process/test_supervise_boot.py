@@ -77,8 +77,8 @@ def test_a_crash_loop_leaves_one_probe_and_ends_by_health(host: HostMaker) -> No
 
 def test_a_long_crash_loop_of_every_pool_gives_up_with_70(host: HostMaker) -> None:
     """Once healthy and now never again: the host may be helped by a restart from outside."""
-    tree = host(pools=[["a", 1, {}]],
-                constants=FAST | {"supervisor.policy.CRASH_LOOP_SECONDS": 0.3}).started()  # fmt: skip
+    constants = FAST | {"supervisor.policy.CRASH_LOOP_SECONDS": 0.3}
+    tree = host(pools=[["a", 1, {}]], constants=constants).started()
     (tree.folder / "boot").write_text("raise")
     os.kill(tree.workers()["a/0"], signal.SIGKILL)
     assert tree.wait() == 70

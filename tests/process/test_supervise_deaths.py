@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from supervisor.policy import Cause, code_of
-
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 from tests.process.tree import Host

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from supervisor.policy import Cause, code_of
-
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 from tests.process.tree import alive
@@ -96,6 +96,24 @@ def test_the_next_start_sweeps_what_a_crash_of_supervisor_and_keeper_left(
     assert tree.stop() == 0
 
 
+def test_the_sweep_finds_a_fork_whose_worker_is_gone(host: HostMaker) -> None:
+    """Its group has no leader any more; the title it inherited names it."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    tree.put("grandchild stay sleep 600")
+    wait_until(lambda: (tree.folder / "grandchild").exists())
+    grandchild = int((tree.folder / "grandchild").read_text())
+    os.kill(tree.pid, signal.SIGSTOP)
+    os.kill(tree.pid_of("keeper"), signal.SIGKILL)
+    tree.send(signal.SIGKILL)
+    tree.wait()
+    wait_until(lambda: tree.all_processes() == [grandchild])
+    tree.start()
+    wait_until(lambda: not alive(grandchild))
+    assert int((tree.folder / "swept").read_text()) >= 1
+    wait_until(tree.workers)
+    assert tree.stop() == 0
+
+
 def test_the_records_of_a_crashed_run_are_kept_for_the_next(host: HostMaker) -> None:
     """After a SIGKILL of everyone one can read which job was running."""
     from supervisor.slots import SlotTable, previous_slots
@@ -125,13 +143,13 @@ def test_descriptors_do_not_grow_with_restarts(host: HostMaker) -> None:
 
     before = descriptors()
     for number in range(50):
-        (name, pid) = wait_until(lambda: next(iter(sorted(tree.workers().items())), None))
+        pid = wait_until(lambda: min(tree.workers().values(), default=0))
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda n=number: len(tree.deaths()) > n)
     wait_until(lambda: len(tree.workers()) == 2)
     assert descriptors() == before
     assert tree.table.pools["a"].restarts == 50
-    children = open(f"/proc/{tree.pid}/task/{tree.pid}/children").read().split()
+    children = Path(f"/proc/{tree.pid}/task/{tree.pid}/children").read_text().split()
     assert len(children) == 3
     assert tree.stop() == 0
 

@@ -248,6 +248,20 @@ def test_the_keeper_is_replaced_even_while_draining(host: HostMaker) -> None:
     assert len(tree.deaths()) == 2
 
 
+def test_hup_of_a_closed_terminal_drains(host: HostMaker) -> None:
+    """With a controlling terminal HUP means that the terminal went away, not a reload."""
+    tree = host(pools=[["a", 1, {}]])
+    ours, theirs = os.openpty()
+    tree.start(terminal=theirs)
+    os.close(theirs)
+    wait_until(tree.workers)
+    (job,) = running(tree, "sleep 0.3")
+    os.close(ours)
+    assert tree.wait() == 0
+    assert tree.names("done") == [job]
+    assert tree.events("reload_started") == []
+
+
 def test_systemd_is_told_of_ready_status_reload_and_stop(host: HostMaker, tmp_path: Path) -> None:
     """READY comes with the first worker; RELOADING carries its time in the same datagram."""
     address = tmp_path / "notify"

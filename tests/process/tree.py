@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 import uuid
@@ -28,6 +30,12 @@ ROOT = Path(__file__).resolve().parents[2]
 MARK = "HERDSMAN_TEST_TREE"
 
 # ---- the supervisor's side ------------------------------------------------------------------
+
+
+def note(path: Path, value: object) -> None:
+    """Write a file that is either absent or whole."""
+    path.with_suffix(".new").write_text(str(value))
+    path.with_suffix(".new").rename(path)
 
 
 def act(line: str, folder: Path) -> None:
@@ -52,14 +60,14 @@ def _grandchild(rest: str, folder: Path) -> None:
             os.setsid()
         time.sleep(600)
         os._exit(0)
-    (folder / "grandchild").write_text(str(pid))
+    note(folder / "grandchild", pid)
     if after:
         act(after, folder)
 
 
 def _exec(rest: str, folder: Path) -> None:
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    (folder / "grandchild").write_text(str(child.pid))
+    note(folder / "grandchild", child.pid)
     if rest:
         act(rest, folder)
 
@@ -317,8 +325,6 @@ def make_tree(folder: Path, table: Any, lock_fd: int) -> Any:
 
 def serve(folder: Path) -> int:
     """Be the supervisor."""
-    import fcntl
-
     import structlog
 
     from supervisor.slots import SlotTable, previous_slots, slots_capacity
@@ -330,7 +336,7 @@ def serve(folder: Path) -> int:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(default=str),
         ],
-        logger_factory=structlog.WriteLoggerFactory(file=open(folder / "log", "a", buffering=1)),
+        logger_factory=structlog.WriteLoggerFactory(file=(folder / "log").open("a", buffering=1)),
     )
     options = json.loads((folder / "options.json").read_text())
     for name, value in options.get("constants", {}).items():
@@ -384,8 +390,13 @@ class Host:
         self.options |= options
         (self.folder / "options.json").write_text(json.dumps(self.options))
 
-    def start(self, **environment: str) -> Host:
-        """Start the supervisor."""
+    def start(self, *, terminal: int | None = None, **environment: str) -> Host:
+        """Start the supervisor, without a terminal unless one is given."""
+
+        def take_terminal() -> None:
+            if terminal is not None:
+                fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
         self.process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", __file__, str(self.folder)],
             stdin=subprocess.DEVNULL,
@@ -393,7 +404,8 @@ class Host:
             stderr=subprocess.STDOUT,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, **environment},
-            start_new_session=True,  # no terminal, and out of the test's own group
+            start_new_session=True,  # out of the test's own terminal and group
+            preexec_fn=take_terminal,
         )
         self._table = None
         return self

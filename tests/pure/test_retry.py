@@ -289,6 +289,12 @@ def test_every_result_is_settled_by_the_rules(
             text.encode()
 
 
+def test_texts_no_database_takes_are_mended() -> None:
+    """NUL and half a surrogate pair, which hostile input puts into errors, do not stop a retry."""
+    end = settled(Retry(error="a\0b\ud83dc", traceback="\udcff"))
+    assert (end.error, end.traceback) == ("a\ufffdb?c", "?")
+
+
 def test_long_texts_are_cut_where_they_matter_least() -> None:
     """An error keeps its beginning, a traceback its end, and both say that they were cut."""
     end = settled(Retry(error="start" + "e" * 99_999, traceback="t" * 99_999 + "end"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -164,18 +166,51 @@ def test_ctrl_c_while_reading_says_how_many_are_stored(tmp_path: Path, database:
     ]  # fmt: skip
 
 
+def test_a_progress_bar_is_drawn_on_a_terminal_and_the_ids_stay_apart(
+    tmp_path: Path, database: Path
+) -> None:
+    """With standard error on a terminal the bar goes there, the ids to standard output."""
+    source = tmp_path / "lines"
+    source.write_text("1\n" * 1500)
+    master, slave = pty.openpty()
+    with source.open() as stdin:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "supervisor", "put", "q", "-", "-d", str(database)],
+            cwd=tmp_path, env={**ENVIRONMENT, "TERM": "xterm"}, stdin=stdin,
+            stdout=subprocess.PIPE, stderr=slave,
+        )  # fmt: skip
+    os.close(slave)
+    assert process.stdout is not None
+    ids = process.stdout.read().split()
+    process.stdout.close()
+    shown = b""
+    try:
+        while part := os.read(master, 65536):
+            shown += part
+    except OSError:  # a terminal without a writer ends like this
+        pass
+    finally:
+        os.close(master)
+    assert process.wait(30) == 0
+    assert ids == [b"%d" % n for n in range(1, 1501)]
+    assert "━" in shown.decode()
+    assert b"stored 1500 jobs" in shown
+
+
 def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path, database: Path) -> None:
     """When the pipe is closed behind it, there is no traceback and no complaint."""
-    lines = "".join(f"{n}\n" for n in range(5000))
-    first = piped_to_head(tmp_path, lines, "put", "q", "-", "-d", database)
-    assert first == b"1\n"
-    assert piped_to_head(tmp_path, "", "jobs", "list", "-n", 4000, "-d", database).split() == [
+    lines = "".join(f"{n}\n" for n in range(20_000))  # more ids than a pipe holds
+    put = piped_to_head(tmp_path, lines, "put", "q", "-", "-d", database)
+    assert put == (1, b"1\n")  # not all was stored
+    code, head = piped_to_head(tmp_path, "", "jobs", "list", "-n", 4000, "-d", database)
+    assert code == 0
+    assert head.split() == [
         b"id", b"queue", b"task", b"state", b"attempts", b"priority", b"enqueued", b"note",
     ]  # fmt: skip
 
 
-def piped_to_head(tmp_path: Path, stdin: str, *args: object) -> bytes:
-    """Run a command, read one line of its output and close the pipe."""
+def piped_to_head(tmp_path: Path, stdin: str, *args: object) -> tuple[int, bytes]:
+    """Run a command, read one line of its output, close the pipe; return its exit code too."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "supervisor", *map(str, args)], cwd=tmp_path,
         env={**ENVIRONMENT, "PYTHONUNBUFFERED": "1"}, stdin=subprocess.PIPE,
@@ -190,7 +225,7 @@ def piped_to_head(tmp_path: Path, stdin: str, *args: object) -> bytes:
     process.stdout.close()
     complaints = process.stderr.read()
     process.stderr.close()
-    assert process.wait(30) in (0, 1)
+    code = process.wait(30)
     assert b"Traceback" not in complaints
     assert b"Broken pipe" not in complaints
-    return first
+    return code, first

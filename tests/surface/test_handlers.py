@@ -249,12 +249,31 @@ def test_async_handlers_run_in_a_loop_of_their_own(load: Load) -> None:
         "async def work(payload, job):\n    await asyncio.sleep(0)\n"
         "    seen.append((payload, job.attempt))\n"
         "class Callable:\n    async def __call__(self, payload): raise KeyError('k')\n"
-        "instance = Callable()\n",
+        "instance = Callable()\n"
+        "import functools\npartial = functools.partial(work, job=instance)\n"
+        "instance.attempt = 9\n",
+        '[handlers.c]\npython = "tasks_here:partial"\n'
         '[handlers.a]\npython = "tasks_here:work"\n[handlers.b]\npython = "tasks_here:instance"\n',
     )
     assert registry.get("a").call(claimed()) == Done()
-    assert sys.modules["tasks_here"].seen == [({"x": 1}, 2)]
+    assert registry.get("c").call(claimed()) == Done()
+    assert sys.modules["tasks_here"].seen == [({"x": 1}, 2), ({"x": 1}, 2)]
     assert getattr(registry.get("b").call(claimed()), "error", "") == "KeyError: 'k'"
+
+
+def test_nothing_that_has_not_run_counts_as_done() -> None:
+    """A coroutine from a decorated function is awaited; a generator fails the job."""
+    seen = []
+
+    async def work(payload: Any) -> Result:
+        seen.append(payload)
+        return Snooze(after_seconds=1)
+
+    assert called(lambda payload: work(payload)) == Snooze(after_seconds=1)
+    assert seen == [{"x": 1}]
+    result = called(lambda payload: (n for n in payload))
+    assert isinstance(result, Retry)
+    assert "has not run" in result.error
 
 
 @pytest.mark.parametrize(

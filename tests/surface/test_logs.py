@@ -148,6 +148,31 @@ def test_any_value_makes_one_bounded_line(as_json: bool, fields: dict[str, Any])
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"a": "é" * 5000},
+        {f"k{n}": "x" * 3000 for n in range(200)},
+        {"k" * 9000: 1},
+        {"a": [1] * 9**5},
+    ],
+    ids=["text", "fields", "key", "list"],
+)  # fmt: skip
+def test_a_line_is_never_longer_than_a_pipe_takes_at_once(
+    as_json: bool, fields: dict[str, Any]
+) -> None:
+    """What is too long is cut with a mark, and the line keeps its event."""
+    out = io.StringIO()
+    logs.configure(out, json=as_json)
+    log.info("config_loaded", **fields)
+    text = out.getvalue()
+    assert len(text.encode()) <= logs.LINE_BYTES_MAX
+    assert text.count("\n") == 1
+    assert "config_loaded" in text
+    assert "cut" in text or "[1,1,1" in text or "[1, 1, 1" in text
+
+
 def test_values_without_a_printable_form_are_survived(target: Path) -> None:
     """An object whose repr raises is named by its type."""
 

@@ -261,6 +261,7 @@ def test_over_the_cap_pairs_are_folded_and_sums_stay_right() -> None:
     assert sum(enqueued.values()) == sum(range(1000))
     assert (value(samples, "jobs_enqueued_total", queue="emails", task=OTHER) or 0) > 0
     assert value(samples, "series_dropped_total") == 1000 + 1 - PAIRS_MAX
+    assert value(scrape(everything), "series_dropped_total") == 1000 + 1 - PAIRS_MAX
 
 
 def test_who_has_a_series_keeps_it() -> None:
@@ -407,7 +408,7 @@ def test_many_callers_share_one_read() -> None:
 
 
 def test_an_answer_is_kept_for_a_second_and_no_longer() -> None:
-    """The cache spares the database, and a failure empties it."""
+    """The cache spares the database, and never lives longer than it was given."""
     calls: list[int] = []
 
     def read() -> int:
