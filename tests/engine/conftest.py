@@ -6,6 +6,7 @@ can show (plans, durability, opening) asks for that engine by name.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import traceback
@@ -170,10 +171,12 @@ def queue(engine: Engine) -> Queue[Any]:
 def make_job(engine: Engine) -> MakeJob:
     """Return a function that brings a job into a state and returns its newest claim `(id, run)`."""
 
+    # Each before all others, so that the claim below takes the one just made.
+    priorities = itertools.count(1_000_000)
+
     def make(state: State, *, queue: str = QUEUE, **options: Any) -> Claim:
         wait_us = 3600 * SECOND_US if state is State.DELAYED else 0
-        # Before all others, so that the claim below takes this one.
-        job = new_job(delay_us=wait_us, **({"priority": 1_000_000} | options))
+        job = new_job(delay_us=wait_us, **({"priority": next(priorities)} | options))
         (job_id,) = put(engine, job, queue=queue)
         if state in {State.CLAIMED, State.DONE, State.DEAD}:
             (row,) = take(engine, queue=queue)
