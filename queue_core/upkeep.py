@@ -121,6 +121,10 @@ class Upkeep(Protocol):
         """
         ...
 
+    def imported(self, origins: Sequence[str]) -> set[str]:
+        """Return those of the origins that `import_jobs` has seen before."""
+        ...
+
     def vacuum(self) -> Vacuumed:
         """Give free pages back to the filesystem; everybody else waits meanwhile."""
         ...

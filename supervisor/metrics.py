@@ -131,6 +131,8 @@ def _labels(family: Family, where: _Label, label: str) -> _Label:
 
 def _stored_counter(family: Family, rows: _ByName) -> Metric:
     values = dict.fromkeys(rows.zeros(family), 0)
+    if family.stored == stats.STALE:
+        values[("",)] = 0  # a claim whose row is gone belongs to no queue we could name
     for queue, task, label, value in rows.counters[family.stored]:
         at = _labels(family, rows.where(family, queue, task), label)
         values[at] = values.get(at, 0) + value

@@ -28,8 +28,8 @@ _REAP_MAX: Final = 1000
 class OomCounter:
     """Counts the kernel's out-of-memory kills in our control group."""
 
-    def __init__(self) -> None:
-        self._path = _oom_file()
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path or _oom_file()
         self._seen = self._read()
 
     def _read(self) -> int:

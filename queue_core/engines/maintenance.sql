@@ -7,6 +7,11 @@
 -- Origins of imported jobs stand among the keys, as those of queue 0, which is no queue.
 SELECT job FROM idempotency WHERE queue = 0 AND job_key = :origin;
 
+-- name: import_origins
+-- returns those of some origins (a JSON array) that have been imported.
+SELECT job_key FROM idempotency
+WHERE queue = 0 AND job_key IN (SELECT value FROM json_each(:origins));
+
 -- name: import_origin_set
 INSERT INTO idempotency (queue, job_key, job, digest, expires_us)
 VALUES (0, :origin, :job, x'', NULL);

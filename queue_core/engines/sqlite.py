@@ -7,6 +7,7 @@ and lives in `sqlite_finish`; the statements are in `sqlite.sql`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -24,7 +25,7 @@ from queue_core.engines import (
 )
 from queue_core.engines.sqlite_file import SQL
 from queue_core.engines.sqlite_maintenance import SqliteMaintenance
-from queue_core.errors import IdempotencyConflict, PayloadInvalid, QueueFull
+from queue_core.errors import IdempotencyConflict, PayloadInvalid, QueueError, QueueFull
 from queue_core.job import (
     Claim,
     Claimed,
@@ -59,7 +60,7 @@ class SqliteEngine(SqliteMaintenance):
             return sqlite_enqueue.enqueue(connection, tally, now_us, known, jobs)
 
         if tx is not None:
-            if not isinstance(tx, sqlite3.Connection) or not self._file.user_transaction:
+            if not isinstance(tx, sqlite3.Connection) or not self._file.is_transaction(tx):
                 raise PayloadInvalid("tx= takes what this queue's open transaction() yielded")
             tally = Tally()
             results, _ = work(tx, tally, self.clock.wall_us())
@@ -131,10 +132,11 @@ class SqliteEngine(SqliteMaintenance):
             return results, taken
 
         results, taken = self._write(work, flush=False)
-        while request and request.limit > 0 and not taken and self._claimable(request):
-            # Only expired and parked jobs were met, and are out of the way now: look behind them.
-            settlements = ()
-            taken = self._write(work, flush=False)[1]
+        with contextlib.suppress(QueueError):  # what was settled stands, whatever comes now
+            while request and request.limit > 0 and not taken and self._claimable(request):
+                # Only expired and parked jobs were met, out of the way now: look behind them.
+                settlements = ()
+                taken = self._write(work, flush=False)[1]
         self._ring_ids(woken)
         if request is not None and len(taken) == request.limit:
             # Probably more is left: pass the wake-up on, so that none is lost or piled up.

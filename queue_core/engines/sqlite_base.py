@@ -6,6 +6,7 @@ plain reads. The transitions themselves are `sqlite.py`'s.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sqlite3
@@ -19,7 +20,7 @@ from queue_core.doorbell import Doorbell
 from queue_core.engine import Caps
 from queue_core.engines import sqlite_reads, sqlite_schema
 from queue_core.engines.sqlite_file import CHECKPOINT_BYTES, SQL, Durability, SqliteFile
-from queue_core.errors import DatabaseUnavailable, PayloadInvalid
+from queue_core.errors import DatabaseUnavailable, PayloadInvalid, QueueError
 from queue_core.job import Reason, Record, State
 from queue_core.lockfile import NETWORK_FILESYSTEMS, filesystem_type
 from queue_core.stats import Snapshot, Tally
@@ -223,12 +224,14 @@ class SqliteBase:
         return None if queue is None else (self._queue_id(connection, queue) or -1)
 
     def _ring_ids(self, queues: Iterable[int]) -> None:
-        for queue in queues:
-            name = self._names.get(queue)
-            if name is None:
-                self._names.update(self._file.read(self._all_names))
-                name = self._names[queue]
-            self._bell.ring(name)
+        """Ring after a commit; a hint that fails must not make what was done look undone."""
+        with contextlib.suppress(QueueError):
+            for queue in queues:
+                name = self._names.get(queue)
+                if name is None:
+                    self._names.update(self._file.read(self._all_names))
+                    name = self._names[queue]
+                self._bell.ring(name)
 
     # ------------------------------------------------------------ counts
 

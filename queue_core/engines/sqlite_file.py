@@ -107,7 +107,8 @@ class SqliteFile:
         if flush:
             self.flush(ticket)
         if ticket % COMMITS_PER_LOG_CHECK == 0 and self.log_bytes() > WRITER_CHECKPOINT_BYTES:
-            self.checkpoint()
+            with contextlib.suppress(QueueError):  # the work is done; the next one tries again
+                self.checkpoint()
         return result
 
     def read(self, work: Callable[[sqlite3.Connection], T], *, snapshot: bool = False) -> T:
@@ -125,7 +126,7 @@ class SqliteFile:
                 try:
                     return work(connection)
                 finally:
-                    connection.execute(SQL["rollback"])
+                    self._undo(connection)
 
             return self._told(whole, deadline)
 
@@ -148,11 +149,14 @@ class SqliteFile:
                 self._told(lambda: connection.execute(SQL["commit"]), deadline)
                 self._commits += 1
             finally:
-                if connection.in_transaction:
-                    connection.execute(SQL["rollback"])
+                self._undo(connection)
                 self._release_lock()
             ticket = self._commits
         self.flush(ticket)
+
+    def is_transaction(self, tx: object) -> bool:
+        """Whether this is what the `transaction()` that is open now has yielded."""
+        return self.user_transaction and tx is self._connection
 
     @contextmanager
     def _session(self, deadline: float) -> Iterator[Mask]:
@@ -190,10 +194,9 @@ class SqliteFile:
         """Return the connection, free of any transaction."""
         if self.user_transaction:
             raise QueueError("a transaction is open in this thread: pass it as tx=, or end it")
-        connection = self._connection or self._open(deadline)
-        if connection.in_transaction:
-            connection.execute(SQL["rollback"])
-        return connection
+        if self._connection is not None:
+            self._undo(self._connection)
+        return self._connection or self._open(deadline)
 
     def _transact(
         self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
@@ -203,11 +206,21 @@ class SqliteFile:
             result = work(connection)
             connection.execute(SQL["commit"])
         except BaseException:
-            if connection.in_transaction:  # a full disk makes SQLite roll back by itself
-                connection.execute(SQL["rollback"])
+            self._undo(connection)
             raise
         self._commits += 1
         return result
+
+    def _undo(self, connection: sqlite3.Connection) -> None:
+        """Leave no transaction open: roll back, and where even that fails, give up the file."""
+        try:
+            if connection.in_transaction:  # a full disk makes SQLite roll back by itself
+                connection.execute(SQL["rollback"])
+        except sqlite3.Error:
+            if connection is self._connection:
+                self._connection = None
+                self._log.drop()
+            connection.close()
 
     def _take_lock(self, deadline: float, mask: Mask = None) -> None:
         if self._lock is None:
@@ -259,7 +272,7 @@ class SqliteFile:
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             connection = self._told(self._connect, deadline)
             try:
-                self._told(lambda: self._prepare(connection), deadline)
+                self._told(lambda: self._prepared(connection), deadline)
             except BaseException:
                 connection.close()
                 raise
@@ -279,9 +292,20 @@ class SqliteFile:
             check_same_thread=False,
             cached_statements=256,
         )
-        for name in ("busy_timeout", "synchronous", "no_autocheckpoint", "untrusted_schema"):
-            connection.execute(SQL[f"pragma_{name}"])
+        try:
+            for name in ("busy_timeout", "synchronous", "no_autocheckpoint", "untrusted_schema"):
+                connection.execute(SQL[f"pragma_{name}"])
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _prepared(self, connection: sqlite3.Connection) -> None:
+        try:
+            self._prepare(connection)
+        finally:
+            if connection.in_transaction:  # it failed in there, and may be tried again
+                connection.execute(SQL["rollback"])
 
     def close(self) -> None:
         """Close for good; the last connection of all checkpoints, so it closes under the lock."""

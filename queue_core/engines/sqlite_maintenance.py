@@ -6,6 +6,7 @@ a connection of its own, so that threads which share the engine go on meanwhile.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
@@ -60,6 +61,15 @@ class SqliteMaintenance(SqliteBase):
         if ready:
             self._bell.ring(queue)
         return results
+
+    def imported(self, origins: Sequence[str]) -> set[str]:
+        """Return those of the origins that `import_jobs` has seen before."""
+        parameters = {"origins": json.dumps(list(origins))}
+        return self._file.read(
+            lambda connection: {
+                row[0] for row in connection.execute(UPKEEP_SQL["import_origins"], parameters)
+            }
+        )
 
     def vacuum(self) -> Vacuumed:
         """Give free pages back to the filesystem; everybody else waits meanwhile."""

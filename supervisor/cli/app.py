@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli import check, dead, demo, init, jobs, metrics, put, run, status
+from supervisor.cli import check, dead, demo, import_, init, jobs, metrics, put, run, status
 
 app = typer.Typer(
     name="herdsman",
@@ -59,6 +59,7 @@ app.command("status")(status.status)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(dead.app, name="dead")
 app.command("metrics")(metrics.metrics)
+app.add_typer(import_.app, name="import")
 
 
 def command() -> Any:

@@ -80,6 +80,7 @@ def readiness(facts: ProcessFacts | None, error: str | None) -> Iterable[str]:
         yield f"the supervisor has been silent for {facts.supervisor_age_seconds:.0f} s"
     if facts.draining:
         yield "the supervisor is draining: it shuts down"
+        return  # that its workers leave is no further reason
     for pool in facts.pools:
         if not pool.active or pool.internal or pool.processes == 0:
             continue

@@ -170,7 +170,6 @@ def queue(engine: Engine) -> Queue[Any]:
 @pytest.fixture
 def make_job(engine: Engine) -> MakeJob:
     """Return a function that brings a job into a state and returns its newest claim `(id, run)`."""
-
     # Each before all others, so that the claim below takes the one just made.
     priorities = itertools.count(1_000_000)
 

@@ -36,6 +36,7 @@ ENVIRONMENT = {
 
 HANDLERS = '''
 """Do what a payload says, word by word, and write down what was begun and ended."""
+import contextlib
 import ctypes
 import os
 import signal
@@ -55,6 +56,13 @@ def note(*words):
     os.close(descriptor)
 
 
+def begun(job_id):
+    """Say whether a job was begun before: `run` grows with claims, not with starts."""
+    notes = FOLDER / "notes"
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    return any(line.startswith(f"begin {job_id} ") for line in lines)
+
+
 def wait(name):
     """Wait until a test makes a file."""
     while not (FOLDER / name).exists():
@@ -64,6 +72,14 @@ def wait(name):
 def hold_gil(seconds):
     """Sleep in C without giving the interpreter back."""
     ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
+
+
+def deaf(seconds):
+    """Swallow every interruption."""
+    until = time.monotonic() + float(seconds)
+    while time.monotonic() < until:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.05)
 
 
 def child(name):
@@ -76,17 +92,18 @@ ACTIONS = {
     "wait": wait,
     "hold_gil": hold_gil,
     "child": child,
+    "deaf": deaf,
     "sleep": lambda seconds: time.sleep(float(seconds)),
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 
 
 def work(payload, job):
-    """Do one job; the first word says what, "once" that only its first run does it."""
-    note("begin", job.id, job.run, os.getpid())
+    """Do one job; the first word says what, "once" that it does so the first time only."""
     words = payload.split()
     if words[0] == "once":
-        words = words[1:] if job.run == 1 else ["nothing"]
+        words = ["nothing"] if begun(job.id) else words[1:]
+    note("begin", job.id, job.run, os.getpid())
     result = None
     if words[0] == "retry":
         result = Retry(error="not yet", after_seconds=float(words[1]))

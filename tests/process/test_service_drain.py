@@ -103,10 +103,10 @@ def test_a_job_longer_than_the_grace_is_given_back_uncharged(service: Maker) -> 
 def test_a_job_that_cannot_be_interrupted_is_killed_and_the_exit_code_says_so(
     service: Maker,
 ) -> None:
-    """One that holds the interpreter is killed after QUIT, still uncharged; exit code 75."""
+    """One that swallows QUIT is killed after it, still uncharged; exit code 75."""
     tree = service(grace="200ms").started()
     queue = tree.queue()
-    running = queue.put("once hold_gil 60")
+    running = queue.put("once deaf 60")
     wait_until(lambda: tree.running(running))
     assert tree.stop() == 75
     assert tree.state(running) is State.READY

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from supervisor.policy import Cause, code_of
+from supervisor.reap import OomCounter
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 from tests.process.tree import Host
@@ -189,3 +190,26 @@ def test_no_pid_is_signalled_by_number_while_it_could_be_anyones() -> None:
     for name in keeping:
         text = (folder / f"{name}.py").read_text()
         assert "os.kill" not in text, name
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n",  # cgroup v2
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",  # cgroup v1
+        "nr_free_pages 1234\noom_kill 2\ndrop_pagecache 0\n",  # the whole host
+    ],
+)
+def test_each_kill_of_the_kernel_explains_one_death(tmp_path: Path, before: str) -> None:
+    """Counters as the kernels write them; two kills explain two deaths, and no third."""
+    path = tmp_path / "counter"
+    path.write_text(before)
+    counter = OomCounter(str(path))
+    assert not counter.grew()
+    path.write_text(before.replace("oom_kill 2", "oom_kill 4"))
+    assert [counter.grew() for _ in range(3)] == [True, True, False]
+
+
+def test_there_is_a_counter_of_kills_on_this_host() -> None:
+    """Of our control group, or of the whole host."""
+    assert not OomCounter().grew()

@@ -109,6 +109,7 @@ def test_the_sweep_finds_a_fork_whose_worker_is_gone(host: HostMaker) -> None:
     wait_until(lambda: tree.all_processes() == [grandchild])
     tree.start()
     wait_until(lambda: not alive(grandchild))
+    wait_until(lambda: (tree.folder / "swept").exists())
     assert int((tree.folder / "swept").read_text()) >= 1
     wait_until(tree.workers)
     assert tree.stop() == 0

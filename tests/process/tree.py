@@ -273,7 +273,7 @@ def make_keeper(folder: Path, options: dict[str, Any]) -> Callable[[Any], int]:
             select.select([child.wake_fd], [], [], 0.5)
             child.clear_wake()
             child.slot.beat()
-        (folder / "keeper_left").write_text(f"{child.orphaned} {time.monotonic()}")
+        note(folder / "keeper_left", f"{child.orphaned} {time.monotonic()}")
         return 0
 
     return main
@@ -359,7 +359,7 @@ def serve(folder: Path) -> int:
         capacity=options.get("capacity", slots_capacity(processes)),
     )
     for left in previous_slots(path):
-        (folder / "swept").write_text(str(sweep(SlotTable.attach(left))))
+        note(folder / "swept", sweep(SlotTable.attach(left)))
     if options.get("baseline"):
         (folder / "baseline").write_text(str(len(os.listdir("/proc/self/fd"))))
     code = run(make_tree(folder, table, lock_fd))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -18,7 +21,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from queue_core import Queue, open_engine, stats
-from queue_core.errors import DatabaseUnavailable, DurabilityUnknown
+from queue_core.errors import DatabaseUnavailable, DurabilityUnknown, StaleClaim
 from queue_core.stats import Histogram, QueueFacts, Snapshot
 from supervisor import catalogue, settings
 from supervisor.catalogue import BY_NAME, CATALOGUE, OTHER, PAIRS_MAX, Expected, Names
@@ -163,6 +166,8 @@ def test_configured_names_are_zero_before_anything_happened() -> None:
     assert value(samples, "queue_paused", queue="emails") == 0
     assert value(samples, "queue_target_wait_seconds", queue="emails") == 90.0
     assert value(samples, "queue_max_depth", queue="emails") is None
+    assert value(samples, "stale_claims_total", queue="emails") == 0
+    assert value(samples, "stale_claims_total", queue="") == 0
 
 
 def test_expected_names_come_from_handlers_queues_and_pools(tmp_path: Path) -> None:
@@ -196,6 +201,8 @@ def test_values_are_those_of_a_real_queue(database: Path) -> None:
         queue.ack(first)
         queue.nack(second, error="ValueError: no")
         queue.fail(third, error="ValueError: never")
+        with pytest.raises(StaleClaim):
+            queue.ack(first)
         assert queue.get(timeout=0) is not None
         samples = scrape(registries(open_engine(database)).everything)
     pair = {"queue": "emails", "task": "emails"}
@@ -216,6 +223,7 @@ def test_values_are_those_of_a_real_queue(database: Path) -> None:
     assert depth == {
         state: value(samples, "queue_jobs", queue="emails", state=state) for state in depth
     }
+    assert value(samples, "stale_claims_total", queue="") == 1
     assert value(samples, "database_up") == 1
     assert (value(samples, "database_size_bytes") or 0) > 4096
     assert OTHER not in {label for _, labels in samples for _, label in labels}
@@ -531,3 +539,49 @@ def test_without_a_tree_only_the_build_is_told() -> None:
     samples = scrape(registries(Fake()).process)
     info = {"version": "1.2.3", "engine": "sqlite"}
     assert {("herdsman_build_info", frozenset(info.items())): 1.0} == samples
+
+
+# ---- the command --------------------------------------------------------------------------
+
+
+def _herdsman(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor", *arguments],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_command_prints_one_scrape(database: Path) -> None:
+    """`herdsman metrics` says on standard output what the web would, in each format."""
+    with Queue[int](str(database), "emails") as queue:
+        queue.put(1)
+    plain = _herdsman("metrics", "--database", str(database))
+    assert (plain.returncode, plain.stderr) == (0, "")
+    line = 'herdsman_jobs_enqueued_total{queue="emails",task="emails"} 1.0'
+    assert line in plain.stdout.splitlines()
+    assert list(parse_text(plain.stdout))
+    openmetrics = _herdsman("metrics", "--database", str(database), "--openmetrics")
+    assert openmetrics.stdout.endswith("# EOF\n")
+    assert list(parse_openmetrics(openmetrics.stdout))
+    document = json.loads(_herdsman("metrics", "--database", str(database), "--json").stdout)
+    assert document["schema_version"] == 1
+    wanted = {
+        "name": "herdsman_jobs_enqueued_total",
+        "labels": {"queue": "emails", "task": "emails"},
+        "value": 1,
+    }
+    assert wanted in document["samples"]
+
+
+def test_the_command_says_when_the_database_is_away(database: Path) -> None:
+    """It still prints what it knows, one sentence on standard error, and exits 69."""
+    done = _herdsman("metrics", "--database", str(database))
+    assert done.returncode == 69
+    assert "herdsman_database_up 0.0" in done.stdout.splitlines()
+    assert done.stderr.startswith("the database could not be read: ")
+    assert done.stderr.count("\n") == 1
+    assert not database.exists()
