@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -25,6 +25,9 @@ from queue_core.job import (
 )
 
 T = TypeVar("T")
+HeadersHook = Callable[[dict[str, Any]], Mapping[str, Any]]
+headers_hook: HeadersHook | None = None
+"""When set, gets a copy of each put's headers and returns those to store, as tracing does."""
 DURATION_SECONDS_MAX: Final = 100 * 365 * 24 * 3600
 PRIORITY_MAX: Final = 2**31 - 1
 
@@ -96,7 +99,9 @@ def key(value: str | None) -> str | None:
 
 
 def headers(value: Mapping[str, Any] | None) -> str | None:
-    """Return headers as JSON text; raises PayloadInvalid."""
+    """Return headers as JSON text, after the hook if there is one; raises PayloadInvalid."""
+    if headers_hook is not None:
+        value = headers_hook(dict(value or {}))
     if not value:
         return None
     if not all(isinstance(at, str) for at in value):

@@ -170,8 +170,13 @@ class Engine(Protocol):
         reason: Reason | None = None,
         limit: int = 100,
         after: int = 0,
+        newest: bool = False,
     ) -> list[Record]:
-        """Return one page of jobs in a state, by id, after the id `after`; without ledgers."""
+        """Return one page of jobs in a state, by id, after the id `after`; without ledgers.
+
+        With `newest` the dead of a queue, or of all, who died last come first;
+        neither task, reason nor after counts then.
+        """
         ...
 
     def configure(self, queue: str, **options: Any) -> None:

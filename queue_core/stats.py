@@ -11,9 +11,10 @@ Boundary: pure; no clock, no SQL. Names here are the metric names without their
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -40,6 +41,14 @@ STALE: Final = "stale_claims_total"
 """Writes refused because the claim was no longer held."""
 PRUNED: Final = "pruned_jobs_total"
 """Finished jobs removed by retention (label: state)."""
+ERRORS: Final = "errors_total"
+"""Charged attempts that did not succeed (label: class of the exception)."""
+TREE_DEATHS: Final = "tree_deaths_total"
+"""Claims handed back because the whole process tree, or the host, went down."""
+OPERATED: Final = "operator_actions_total"
+"""What operators did (label: `<action>|<via>`), one for each transaction that changed something."""
+PARKED: Final = "queue_parked_jobs"
+"""Gauge: ready jobs that stepped aside for want of a handler."""
 
 WAIT: Final = "queue_wait_seconds"
 """Histogram: ready until started."""
@@ -49,12 +58,31 @@ LATENCY: Final = "job_latency_seconds"
 """Histogram: first ready until done, retries included."""
 ATTEMPTS: Final = "job_attempts"
 """Histogram: attempts a job had taken when it reached its end."""
+LOCK_WAIT: Final = "lock_wait_seconds"
+"""Histogram by operation: waiting for the write lock, given up or not."""
+LOCK_HOLD: Final = "lock_hold_seconds"
+"""Histogram by operation: holding the write lock."""
 
 COUNTERS: Final = (
     ENQUEUED, REJECTED, CLAIMS, STARTED, FINISHED, JOBS_FINISHED, RETRIES,
-    DEAD_LETTERS, REPLAYED, REAPED, PROMOTED, STALE, PRUNED,
+    DEAD_LETTERS, REPLAYED, REAPED, PROMOTED, STALE, PRUNED, ERRORS, TREE_DEATHS, OPERATED,
 )  # fmt: skip
-HISTOGRAMS: Final = (WAIT, DURATION, LATENCY, ATTEMPTS)
+GAUGES: Final = (DEPTH, PARKED)
+"""Kept as rows too, because counting the jobs at each scrape would cost too much."""
+HISTOGRAMS: Final = (WAIT, DURATION, LATENCY, ATTEMPTS, LOCK_WAIT, LOCK_HOLD)
+
+OPERATIONS: Final = (
+    "enqueue", "claim", "extend", "finish", "promote", "reap", "replay", "prune",
+    "transaction", "checkpoint", "other",
+)  # fmt: skip
+"""What the write lock is taken for; a worker's turn is a claim, or a finish when it only settles."""
+ACTIONS: Final = ("cancel", "replay", "discard", "prune", "pause", "resume")
+VIAS: Final = ("library", "cli", "web")
+"""How an operator reached the queue."""
+ERROR_CLASSES_MAX: Final = 20
+"""Exception classes a task of a queue counts apart, the first come first; also in the SQL."""
+OTHER: Final = "__other__"
+"""Label that takes what is over a cap, and errors that name no class."""
 
 # Bounds in microseconds. Wait and latency reach an hour because a backlog does;
 # the defaults of metric libraries stop at 10 s, where operators begin to care.
@@ -63,13 +91,32 @@ SECONDS_BOUNDS: Final = (
     120.0, 300.0, 600.0, 1800.0, 3600.0,
 )  # fmt: skip
 ATTEMPTS_BOUNDS: Final = (1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0)
+# A turn holds the lock for half a millisecond; who waits a second for it is starved.
+LOCK_BOUNDS: Final = (
+    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
 _SECONDS_BOUNDS_US: Final = tuple(int(bound * 1_000_000) for bound in SECONDS_BOUNDS)
 _ATTEMPTS_BOUNDS_INT: Final = tuple(int(bound) for bound in ATTEMPTS_BOUNDS)
 
 
 def bounds(name: str) -> tuple[float, ...]:
     """Return the upper bounds of a histogram's buckets, +Inf left out."""
+    if name in (LOCK_WAIT, LOCK_HOLD):
+        return LOCK_BOUNDS
     return ATTEMPTS_BOUNDS if name == ATTEMPTS else SECONDS_BOUNDS
+
+
+_CLASS: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*", re.ASCII)
+_CLASS_LENGTH_MAX: Final = 80
+
+
+def error_class(error: str | None) -> str:
+    """Return the exception class that a stored error begins with, `ValueError: no such user`.
+
+    A text that begins otherwise gives `__other__`: handlers may write anything.
+    """
+    found = (error or "").partition(":")[0].strip()
+    return found if len(found) <= _CLASS_LENGTH_MAX and _CLASS.fullmatch(found) else OTHER
 
 
 class Row(NamedTuple):
@@ -88,14 +135,19 @@ class Tally:
     Not shared between threads: the engine makes one per transaction.
     """
 
-    __slots__ = ("_sums",)
+    __slots__ = ("_errors", "_sums")
 
     def __init__(self) -> None:
         self._sums: defaultdict[tuple[int, str, str, str], int] = defaultdict(int)
+        self._errors: defaultdict[tuple[int, str, str, str], int] = defaultdict(int)
 
     def add(self, queue: int, task: str, name: str, label: str = "", value: int = 1) -> None:
         """Add to a counter, or move a depth up or down."""
         self._sums[(queue, task, name, label)] += value
+
+    def add_error(self, queue: int, task: str, error: str | None) -> None:
+        """Count an attempt's error under its class; the store caps the number of classes."""
+        self._errors[(queue, task, ERRORS, error_class(error))] += 1
 
     def move(self, queue: int, old: str | None, new: str | None, number: int = 1) -> None:
         """Count jobs of a queue out of one state and into another; None is "no job"."""
@@ -111,11 +163,35 @@ class Tally:
         self._sums[(queue, task, name, f"{series}|{bucket}")] += 1
         self._sums[(queue, task, name, f"{series}|sum")] += value_us
 
-    def observe_attempts(self, queue: int, task: str, attempts: int) -> None:
+    def observe_many_us(
+        self, queue: int, task: str, name: str, values_us: Sequence[int], series: str = ""
+    ) -> None:
+        """Put many durations into a histogram; the same as `observe_us` for each."""
+        sums = self._sums
+        for bucket, number in Counter(
+            [bisect_left(_SECONDS_BOUNDS_US, value_us) for value_us in values_us]
+        ).items():
+            sums[(queue, task, name, f"{series}|{bucket}")] += number
+        sums[(queue, task, name, f"{series}|sum")] += sum(
+            [value_us for value_us in values_us if value_us > 0]
+        )
+
+    def observe_attempts(self, queue: int, task: str, attempts: int, times: int = 1) -> None:
         """Put the number of attempts a finished job took into its histogram."""
         bucket = bisect_left(_ATTEMPTS_BOUNDS_INT, attempts)
-        self._sums[(queue, task, ATTEMPTS, f"|{bucket}")] += 1
-        self._sums[(queue, task, ATTEMPTS, "|sum")] += attempts
+        self._sums[(queue, task, ATTEMPTS, f"|{bucket}")] += times
+        self._sums[(queue, task, ATTEMPTS, "|sum")] += attempts * times
+
+    def copy(self) -> Tally:
+        """Return a tally of its own with the same sums, for a transaction that may run twice."""
+        made = Tally()
+        made._sums.update(self._sums)
+        made._errors.update(self._errors)
+        return made
+
+    def errors(self) -> list[Row]:
+        """Return what has to be added to the rows of errors, whose labels are capped."""
+        return [Row(*at, value) for at, value in self._errors.items()]
 
     def rows(self) -> Iterator[Row]:
         """Yield what has to be added to the stored rows."""
@@ -134,7 +210,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """What is true of one queue at one moment. Ages are 0 when there is no such job."""
+    """What is true of one queue at one moment. Ages are 0 when there is no such job.
+
+    `next_due_us` is when its next delayed job becomes ready; None when it has none.
+    """
 
     name: str
     depth: Mapping[str, int]
@@ -143,6 +222,21 @@ class QueueFacts:
     oldest_ready_age_seconds: float = 0.0
     oldest_claimed_age_seconds: float = 0.0
     stale_leases: int = 0
+    next_due_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recent:
+    """One attempt that ended lately, as an example to look at. Seconds are None when unknown."""
+
+    job: int
+    queue: str
+    task: str
+    series: str
+    finished_us: int
+    duration_seconds: float
+    wait_seconds: float | None = None
+    headers: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +244,8 @@ class Snapshot:
     """All numbers of one read transaction.
 
     Counters are keyed `(name, queue, task, label)`, histograms likewise with
-    the series as label. Task "" means the number belongs to the queue as a whole.
+    the series as label. Task "" means the number belongs to the queue as a whole,
+    queue "" to the database. `recent` are a few attempts that ended lately.
     """
 
     taken_us: int
@@ -159,6 +254,7 @@ class Snapshot:
     histograms: Mapping[tuple[str, str, str, str], Histogram] = field(default_factory=dict)
     database_bytes: int = 0
     log_bytes: int = 0
+    recent: tuple[Recent, ...] = ()
 
 
 def assemble(

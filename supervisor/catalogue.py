@@ -17,12 +17,14 @@ from queue_core import stats
 from queue_core.job import Outcome, Reason, State
 from supervisor.policy import Cause
 from supervisor.processes import WorkerState
+from supervisor.slot import FAULT_OPERATIONS, FAULTS
+from supervisor.slots import DUTIES
 
 if TYPE_CHECKING:
     from supervisor.settings import Settings
 
 PREFIX: Final = "herdsman_"
-OTHER: Final = "__other__"
+OTHER: Final = stats.OTHER
 """Label value that takes what is over a cap; sums stay right."""
 PAIRS_MAX: Final = 200
 """(queue, task) pairs with series of their own: about 130 series a pair, so 26,000 at most."""
@@ -45,8 +47,9 @@ class Family:
     """One metric family.
 
     `stored` is the name of its rows in the database, "" when it has none.
-    `closed` are all values its last label can have, so that each is shown as
-    zero from the first scrape; empty when the last label is open.
+    `closed` are all values that the labels after queue and task can have (two
+    of them joined by `|`), so that each is shown as zero from the first scrape;
+    empty when they are open.
     """
 
     name: str
@@ -70,7 +73,7 @@ def _stored(
     text: str,
     labels: tuple[str, ...],
     closed: tuple[str, ...] = (),
-    kind: Literal["counter", "histogram"] = "counter",
+    kind: Literal["counter", "gauge", "histogram"] = "counter",
 ) -> Family:
     return Family(
         name=PREFIX + stored,
@@ -119,6 +122,13 @@ CATALOGUE: Final[tuple[Family, ...]] = (
     _stored(stats.STALE, "Writes refused because the claim was no longer held.", _QUEUE),
     _stored(stats.PRUNED, "Finished jobs removed by retention.", ("queue", "state"),
             ("done", "cancelled", "dead")),
+    _stored(stats.ERRORS, "Charged attempts that did not succeed, by the class of their error;"
+            " classes after a task's first 20, and errors without one, are __other__.",
+            ("task", "exception")),
+    _stored(stats.TREE_DEATHS,
+            "Claims handed back because the whole process tree or the host went down.", _PAIR),
+    _stored(stats.OPERATED, "Actions of operators that changed something, by how they came.",
+            ("action", "via"), tuple(f"{a}|{via}" for a in stats.ACTIONS for via in stats.VIAS)),
     # Histograms, kept likewise.
     _stored(stats.WAIT, "Time from ready to started; delay and back-off not included.", _PAIR,
             kind="histogram"),
@@ -128,6 +138,13 @@ CATALOGUE: Final[tuple[Family, ...]] = (
             kind="histogram"),
     _stored(stats.ATTEMPTS, "Attempts a job had taken when it reached its end.", _PAIR,
             kind="histogram"),
+    _stored(stats.LOCK_WAIT, "Time waited for the write lock, by every process of this database.",
+            ("op",), stats.OPERATIONS, kind="histogram"),
+    _stored(stats.LOCK_HOLD, "Time the write lock was held, by every process of this database.",
+            ("op",), stats.OPERATIONS, kind="histogram"),
+    # Gauges kept likewise: counting the jobs would cost too much.
+    _stored(stats.PARKED, "Ready jobs that wait aside because no handler is configured for them.",
+            _PAIR, kind="gauge"),
     # Gauges of the database.
     _family(_D, "gauge", stats.DEPTH, "Jobs in each state now.", ("queue", "state"),
             tuple(str(state) for state in State)),
@@ -142,6 +159,8 @@ CATALOGUE: Final[tuple[Family, ...]] = (
             "Depth at which puts are refused; absent when unlimited.", _QUEUE),
     _family(_D, "gauge", "queue_stale_leases", "Leases that ran out and are not yet reaped.",
             _QUEUE),
+    _family(_D, "gauge", "queue_next_due_timestamp_seconds",
+            "When the next delayed job becomes ready; absent when there is none.", _QUEUE),
     _family(_D, "gauge", "database_size_bytes", "Size of the database."),
     _family(_D, "gauge", "wal_size_bytes", "Size of the write-ahead log."),
     _family(_D, "gauge", "database_up",
@@ -169,11 +188,26 @@ CATALOGUE: Final[tuple[Family, ...]] = (
             "When the supervisor's loop last turned."),
     _family(_P, "gauge", "keeper_heartbeat_timestamp_seconds",
             "When the keeper last made progress; absent when there is none."),
+    _family(_P, "gauge", "reaper_last_run_timestamp_seconds",
+            "When leases were last looked at for those that ran out; absent before the first time."),
+    _family(_P, "gauge", "keeper_duty_last_run_timestamp_seconds",
+            "When a duty of the keeper last succeeded; absent before the first time.",
+            ("duty",), DUTIES),
+    _family(_P, "gauge", "keeper_duty_duration_seconds",
+            "Time a duty of the keeper took when it last succeeded.", ("duty",), DUTIES),
+    _family(_P, "counter", "lease_renewal_failures_total",
+            "Times the leases of a pool's busy workers could not be renewed.", _POOL),
+    _family(_P, "counter", "transaction_errors_total",
+            "Transactions of workers and keeper that failed, by what for and why.",
+            ("op", "kind"),
+            tuple(f"{op}|{kind}" for op in FAULT_OPERATIONS for kind in FAULTS)),
     _family(_P, "gauge", "supervisor_draining", "1 while the tree shuts down."),
     _family(_P, "gauge", "config_last_reload_success",
             "1 when the configuration in use is the one last asked for."),
     _family(_P, "info", "build_info", "Version of herdsman and its storage engine.",
             ("version", "engine")),
+    _family(_P, "info", "config_info", "Which configuration is in use, by its digest.",
+            ("hash",)),
     # Facts about this exporter.
     _family(_E, "gauge", "collector_duration_seconds", "Time the last database read took."),
     _family(_E, "gauge", "collector_last_success_timestamp_seconds",

@@ -38,6 +38,9 @@ from supervisor.slots import SlotTable
 
 log = structlog.get_logger("herdsman.child")
 
+ORPHAN_SECONDS: Final = 30.0
+"""For the keeper to settle what it can once the supervisor is gone; no statement waits longer."""
+
 _SUPERVISOR_ONLY: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS",
                            "LISTEN_PID", "LISTEN_FDNAMES")  # fmt: skip
 
@@ -151,8 +154,10 @@ class Child:
         self._terminated = True
         if self.kind is Kind.KEEPER and self.orphaned:
             # Workers die by themselves now, what they started does not. At once, because
-            # the main of the keeper may be waiting for the database.
+            # the main of the keeper may be waiting for the database. It has a last while.
             kill_groups(self.table)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, ORPHAN_SECONDS)
 
     def _on_quit(self, signum: int, frame: FrameType | None) -> None:
         self._terminated = self.interrupted = True

@@ -222,7 +222,8 @@ class Herd:
             exit_code = result.si_status
         else:
             signal_number = result.si_status
-        handle.close()
+        with contextlib.suppress(ValueError):  # "still running": somebody else has reaped it
+            handle.close()
         self.epoll.unregister(process.forked.pidfd)
         del self.processes[process.forked.pidfd]
         os.close(process.forked.pidfd)

@@ -11,7 +11,7 @@ import random
 import select
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -35,7 +35,8 @@ from supervisor.logs import register
 from supervisor.policy import CAUSES, EXIT_OK, Cause
 from supervisor.settings import HandlerSettings, Settings
 from supervisor.slot import Kind, Slot, SlotState
-from supervisor.slots import SlotsError, SlotTable, previous_slots
+from supervisor.slots import DUTIES, SlotsError, SlotTable, previous_slots
+from supervisor.telling import fault_of, line_of, tell_death
 
 log = structlog.get_logger("herdsman.keeper")
 
@@ -49,20 +50,25 @@ register(JOBS_HANDED_BACK, JOBS_RECOVERED, LEASES_REAPED, JOBS_PRUNED, UPKEEP_FA
 TICK_SECONDS: Final = 0.1
 EXTEND_SECONDS: Final = 20.0
 """A third of the lease: two renewals may fail before one is lost (design: process tree)."""
-REVOKE_AFTER_NS: Final = 250_000_000
-"""A job running longer than this holds up the rest of its batch, which is handed back."""
+RELIEVE_AFTER_NS: Final = 250_000_000
+"""A job running longer than this holds up its batch: the others are settled or handed back."""
 REAP_SECONDS: Final = 1.0
 PRUNE_SECONDS: Final = 5.0
 LIMIT: Final = 500
 PRUNE_LIMIT: Final = 2_000
 RETRY_SECONDS: Final = 1.0
+OPERATIONS: Final = dict.fromkeys(DUTIES, "finish") | {
+    "configure": "other", "extend": "extend", "promote": "promote", "reap": "reap",
+    "prune": "prune", "flush": "checkpoint",
+}  # fmt: skip
+"""What a duty's transactions are for, in the words of `slot.FAULT_OPERATIONS`."""
 LOCK_SECONDS: Final = 5.0
 """Shorter than the 15 s after which the supervisor takes a keeper for hung."""
 
 
 def main(child: Child, settings: Settings) -> int:
     """Be the keeper until told to stop, or until the supervisor is gone."""
-    engine = open_engine(settings.database, lock_timeout_seconds=LOCK_SECONDS)
+    engine = open_engine(settings.database, lock_timeout_seconds=LOCK_SECONDS, via="")
     return Keeper(child, engine, settings).run()
 
 
@@ -90,13 +96,15 @@ class Keeper:
         self._due_version = -1
         self._recovered = False
         self._configured = False
+        self._tell = line_of(settings.logs)
+        self._relieved: dict[int, tuple[int, int]] = {}  # slot: the long job it was relieved of
         # In this order: a live worker's lease is renewed before any lease is judged.
         self._duties = [
             _Duty("configure", 3600.0, self._configure),
             _Duty("bury", 0.0, self._bury),
             _Duty("recover", 3600.0, self._recover),
             _Duty("extend", EXTEND_SECONDS, self._extend),
-            _Duty("revoke", 0.0, self._revoke),
+            _Duty("relieve", 0.0, self._relieve),
             _Duty("promote", 0.0, self._promote),
             _Duty("reap", REAP_SECONDS, self._reap),
             _Duty("prune", PRUNE_SECONDS, self._prune),
@@ -128,14 +136,19 @@ class Keeper:
             try:
                 duty.act()
             except QueueError as error:
+                self._child.slot.count_fault(OPERATIONS[duty.name], fault_of(error))
                 if not duty.failing:
                     log.warning(UPKEEP_FAILED, duty=duty.name, error=str(error))
                 duty.failing = True
                 duty.at = now + RETRY_SECONDS
                 self._child.slot.note = f"{duty.name}: {error}"
             else:
+                if duty.failing and sum(one.failing for one in self._duties) == 1:
+                    self._child.slot.note = ""  # what it said is over
                 duty.failing = False
                 duty.at = now + duty.every_seconds
+                began_ns = int(now * 1_000_000_000)
+                self._table.record_duty(duty.name, began_ns, time.monotonic_ns())
 
     def _last(self) -> None:
         """The final round, when the workers are gone."""
@@ -154,6 +167,8 @@ class Keeper:
                 held = self._engine.held(slot.holder)
                 settlements = [self._after_death(slot, row) for row in held]
                 self._engine.finish(settlements)
+                for row, settlement in zip(held, settlements, strict=True):
+                    tell_death(self._tell, row, settlement)
                 if held:
                     log.warning(
                         JOBS_HANDED_BACK,
@@ -171,18 +186,21 @@ class Keeper:
         if batch is None or position < 0 or position >= batch.started:
             return _release(row, tree=tree)
         if position in batch.finished:
-            return Settlement(
-                claim=row.claim,
-                to=State.DONE,
-                outcome=Outcome.SUCCEEDED,
-                started_us=self._engine.now_us() - batch.finished[position],
-                duration_us=batch.finished[position],
-            )
+            return self._done(row, batch.finished[position])
         ran_us = max(0, time.monotonic_ns() - slot.started_ns) // 1000
         cause = _cause(slot)
         result = _result_of_death(slot, cause, tree=tree)
         settled = self._settle(row, result, self._engine.now_us() - ran_us, ran_us)
-        return replace(settled, cause=None if tree else cause, tree_death=tree)
+        return settled._replace(cause=None if tree else cause, tree_death=tree)
+
+    def _done(self, row: Claimed, took_us: int) -> Settlement:
+        return Settlement(
+            claim=row.claim,
+            to=State.DONE,
+            outcome=Outcome.SUCCEEDED,
+            started_us=self._engine.now_us() - took_us,
+            duration_us=took_us,
+        )
 
     def _settle(
         self, row: Claimed, result: Result, started_us: int | None, duration_us: int
@@ -246,22 +264,38 @@ class Keeper:
     def _extend(self) -> None:
         holders = [slot.holder for slot in self._table.live() if slot.holder]
         busy = [slot for slot in self._table.live() if slot.holder and slot.batch_size]
-        if busy:
+        if not busy:
+            return
+        try:
             self._engine.extend_holders(holders, int(LEASE_SECONDS_DEFAULT * 1_000_000))
+        except QueueError:
+            pools = self._table.pools
+            for name in {self._table.pool_of(slot) for slot in busy} & pools.keys():
+                pools[name].lease_failures += 1
+            raise
 
-    def _revoke(self) -> None:
-        """Hand back the unstarted jobs behind one that runs long."""
+    def _relieve(self) -> None:
+        """Settle what was finished before a job that runs long, and free what waits behind it."""
         for slot in self._table.live():
-            if slot.state is not SlotState.RUN or slot.batch_size <= slot.started:
+            job = (slot.job, slot.run)
+            if slot.state is not SlotState.RUN or slot.batch_size < 2:
                 continue
-            if time.monotonic_ns() - slot.started_ns < REVOKE_AFTER_NS:
+            if time.monotonic_ns() - slot.started_ns < RELIEVE_AFTER_NS:
                 continue
-            if slot.revoke() is None:
+            if self._relieved.get(slot.index) == job:
                 continue
+            slot.revoke()
             batch = slot.batch()
-            rest = set(batch.rest) if batch is not None else set()
-            rows = [row for row in self._engine.held(slot.holder) if (row.id, row.run) in rest]
-            self._engine.finish([_release(row) for row in rows])
+            if batch is None:
+                continue
+            rest = set(batch.rest)
+            ended = {batch.claims[at]: took_us for at, took_us in batch.finished.items()}
+            held = [(row, (row.id, row.run)) for row in self._engine.held(slot.holder)]
+            self._engine.finish(
+                [self._done(row, ended[at]) for row, at in held if at in ended]
+                + [_release(row) for row, at in held if at in rest]
+            )
+            self._relieved[slot.index] = job
 
     def _promote(self) -> None:
         """Promote when something is due; look anew only when something may have changed."""
@@ -279,7 +313,9 @@ class Keeper:
             log.warning(LEASES_REAPED, jobs=len(reaped))
 
     def _judge(self, row: Claimed, started: bool) -> Settlement:
-        return self._settle(row, LeaseLost(), row.claimed_us if started else None, 0)
+        settled = self._settle(row, LeaseLost(), row.claimed_us if started else None, 0)
+        tell_death(self._tell, row, settled)
+        return settled
 
     def _prune(self) -> None:
         removed = self._engine.prune(PRUNE_LIMIT)

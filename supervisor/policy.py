@@ -27,6 +27,9 @@ FORGIVE_SECONDS: Final = 60.0
 INTENSITY_WINDOW_SECONDS: Final = 60.0
 INTENSITY_MIN: Final = 5
 INTENSITY_PER_PROCESS: Final = 3
+INTENSITY_HEALTHY_FACTOR: Final = 10
+"""Deaths of healthy processes allowed for one of another: jobs get done, so the pool goes on,
+but a storm of forks is no way to run."""
 NEVER_READY_TRIES: Final = 5
 """A pool no process of which was ever READY is given up after so many tries."""
 CRASH_LOOP_SECONDS: Final = 600.0
@@ -157,6 +160,7 @@ class PoolState:
     ever_ready: bool = False
     tries: int = 0
     unexpected_ns: list[int] = field(default_factory=list)
+    healthy_ns: list[int] = field(default_factory=list)
     crash_loop_since_ns: int | None = None
     parked: bool = False
 
@@ -222,12 +226,14 @@ def after_death(
 def note_unexpected(pool: PoolState, death: Death, now_ns: int) -> None:
     """Count an unexpected end, and see whether the pool is in a crash loop now."""
     since = now_ns - int(INTENSITY_WINDOW_SECONDS * SECOND_NS)
-    pool.unexpected_ns = [at for at in pool.unexpected_ns if at > since][-1000:]
-    pool.unexpected_ns.append(now_ns)
+    pool.unexpected_ns = [at for at in pool.unexpected_ns if at > since][-10_000:]
+    pool.healthy_ns = [at for at in pool.healthy_ns if at > since][-10_000:]
+    (pool.healthy_ns if death.healthy else pool.unexpected_ns).append(now_ns)
     if not pool.ever_ready:
         pool.tries += 1
     limit = max(INTENSITY_MIN, INTENSITY_PER_PROCESS * pool.processes)
     over = len(pool.unexpected_ns) > limit
+    over = over or len(pool.healthy_ns) > limit * INTENSITY_HEALTHY_FACTOR
     hopeless = not pool.ever_ready and pool.tries >= NEVER_READY_TRIES
     if (over or hopeless) and pool.crash_loop_since_ns is None:
         pool.crash_loop_since_ns = now_ns
@@ -249,13 +255,14 @@ def after_ready(pool: PoolState) -> None:
 
 def leave_crash_loop(pool: PoolState, *, now_ns: int, alive_ns: int) -> bool:
     """End the crash loop when a process is healthy, and nothing died as long; say if it ended."""
-    quiet_ns = now_ns - max(pool.unexpected_ns, default=0)
+    quiet_ns = now_ns - max(pool.unexpected_ns + pool.healthy_ns, default=0)
     healthy_ns = int(HEALTHY_SECONDS * SECOND_NS)
     if pool.crash_loop_since_ns is None or min(alive_ns, quiet_ns) < healthy_ns:
         return False
     pool.crash_loop_since_ns = None
     pool.parked = False
     pool.unexpected_ns.clear()
+    pool.healthy_ns.clear()
     return True
 
 

@@ -5,6 +5,7 @@ Boundary: the record only. The supervisor writes it, metrics and `why` read it.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 from supervisor.record import NAME_BYTES_MAX, Record, word
@@ -13,8 +14,16 @@ POOL_WORDS: Final = 128
 NOTE_BYTES_MAX: Final = 256
 
 
+class Wish(IntEnum):
+    """What an operator can ask for a whole pool; the low byte of `Pool.wish`."""
+
+    DRAIN = 1
+    RESUME = 2
+    RESTART = 3
+
+
 class Pool(Record):
-    """The record of one pool, written by the supervisor and read by metrics."""
+    """The record of one pool, written by the supervisor, save `wish`, and read by metrics."""
 
     __slots__ = ()
 
@@ -27,6 +36,10 @@ class Pool(Record):
     active = word(8, "1 while the configuration names the pool.")
     ready = word(9, "Processes that are READY now.")
     live = word(10, "Processes that are alive now.")
+    wish = word(11, "An operator's request: a number that grows, and in its low byte a `Wish`.")
+    granted = word(12, "The request the supervisor has taken note of; equal to `wish` when done.")
+    drained = word(13, "1 while an operator has taken the pool out of work.")
+    lease_failures = word(14, "Renewals of its leases that failed; the keeper writes it.")
 
     @property
     def name(self) -> str:

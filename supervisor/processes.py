@@ -76,6 +76,9 @@ class WorkerFacts:
 class PoolFacts:
     """One pool: what is configured, what ended and why, and what holds it back.
 
+    `drained` says that an operator took it out of work, `failures` counts the
+    unexpected ends in a row.
+
     Names beginning with `@` are the keeper and `web`. `active` is False for a
     pool that a reload took out of the configuration.
     """
@@ -89,6 +92,8 @@ class PoolFacts:
     crash_loop: bool
     parked: bool
     note: str
+    drained: bool = False
+    failures: int = 0
 
     @property
     def internal(self) -> bool:
@@ -217,6 +222,8 @@ def _pool(pool: Pool, now_ns: int) -> PoolFacts:
         crash_loop=bool(pool.crash_loop),
         parked=bool(pool.parked),
         note=pool.note,
+        drained=bool(pool.drained),
+        failures=pool.failures,
     )
 
 

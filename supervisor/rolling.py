@@ -21,6 +21,7 @@ from supervisor.policy import SECOND_NS, Cause
 from supervisor.roster import Roster
 from supervisor.slot import Kind
 from supervisor.trial import Trial
+from supervisor.wishes import Wishes
 
 if TYPE_CHECKING:
     from supervisor.supervise import Tree
@@ -31,6 +32,8 @@ RELOAD_STARTED: Final = "reload_started"
 RELOAD_FINISHED: Final = "reload_finished"
 RELOAD_FAILED: Final = "reload_failed"
 WORKER_RECYCLED: Final = "worker_recycled"
+RESTART_FAILED: Final = "restart_failed"
+WISHED: Final = "an operator asked for it"
 HEIRS_MAX: Final = 3
 """Successors of one seat that may fail to boot before a reload is called off."""
 SPARE_BELOW: Final = 4
@@ -49,6 +52,7 @@ class Rolling:
         self._trial: Trial | None = None
         self._again = False
         self._rolling = False
+        self._wishes = Wishes(herd, roster)
 
     @property
     def trial(self) -> Trial | None:
@@ -118,6 +122,7 @@ class Rolling:
             squad.state.tries = 0
             squad.state.crash_loop_since_ns = None
             squad.state.unexpected_ns.clear()
+            squad.state.healthy_ns.clear()
             for seat in squad.seats:
                 seat.heirs_failed = seat.heir_at_ns = 0
                 seat.history.failures = seat.history.boots = 0
@@ -145,6 +150,7 @@ class Rolling:
 
     def turn(self, now_ns: int) -> None:
         """End the turn that is over, and grant the next one."""
+        self._wishes.turn(now_ns)
         if self._trial is not None and self._trial.late(now_ns):
             self._trial.kill()
         if self._turn is not None:
@@ -173,7 +179,8 @@ class Rolling:
         return gone or process is None or not process.told or process.rung > 0
 
     def _roll(self, now_ns: int) -> None:
-        squads = [*self._roster.pools, *[s for s in (self._roster.web, self._roster.keeper) if s]]
+        rest = [squad for squad in (self._roster.web, self._roster.keeper) if squad]
+        squads = [squad for squad in [*self._roster.pools, *rest] if not squad.record.drained]
         for squad in squads:
             for seat in squad.seats:
                 process = seat.process
@@ -216,7 +223,11 @@ class Rolling:
                 if process is None or not process.ready or process.told or process.rung:
                     continue
                 slot = process.slot
-                why = judgement.recycle_due(
+                if seat.heirs_failed >= HEIRS_MAX and slot.wish:
+                    slot.wish = seat.heirs_failed = 0  # better the old process than none
+                    log.error(RESTART_FAILED, process=seat.name, why=squad.record.note or None)
+                wished = WISHED if slot.wish == slot.epoch else None
+                why = wished or judgement.recycle_due(
                     limits,
                     jobs=slot.jobs_done + slot.jobs_failed,
                     rss_bytes=slot.rss_bytes,

@@ -47,6 +47,7 @@ class Roster:
     def _squad(self, name: str, kind: Kind, main: Callable[[Child], int], processes: int) -> Squad:
         record = self.table.add_pool(name)
         record.processes, record.active = processes, 1
+        record.drained, record.granted = 0, record.wish  # a pool of that name may have been here
         squad = Squad(
             name=name, kind=kind, main=main, record=record, state=PoolState(processes=processes)
         )
@@ -128,6 +129,8 @@ class Roster:
     def fill(self, squads: list[Squad], now_ns: int) -> None:
         """Start what is wanted in these pools and due."""
         for squad in squads:
+            if squad.record.drained:
+                continue
             alive = sum(1 for seat in squad.seats if seat.process is not None)
             for seat in squad.seats:
                 if seat.process is not None or seat.start_at_ns is None:

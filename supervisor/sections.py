@@ -236,10 +236,14 @@ class WebSettings(_Section):
 
 
 class LogSettings(_Section):
-    """What is logged, in which form, and to which file (None: standard error)."""
+    """What is logged, in which form, and to which file (None: standard error).
+
+    `attempts` is the level of a line for every attempt.
+    """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "console"] = "auto"
+    attempts: Literal["off", "debug", "info"] = "off"
     file: Path | None = None
 
 

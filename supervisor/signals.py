@@ -15,9 +15,11 @@ from typing import Any, Final
 
 HANDLED: Final = (
     signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1,
-    signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCHLD,
+    signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCHLD, signal.SIGWINCH,
 )  # fmt: skip
-IGNORED: Final = (signal.SIGPIPE, signal.SIGWINCH)
+IGNORED: Final = (signal.SIGPIPE,)
+WAKING: Final = frozenset({signal.SIGCHLD, signal.SIGWINCH})
+"""They mean "look": at the pidfds, which say who died, and at the wishes in the shared records."""
 _KEPT_MAX: Final = 1000
 
 
@@ -40,7 +42,7 @@ class Inbox:
         self._wake_before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if signum != signal.SIGCHLD:  # the pidfds say who; this one only wakes
+        if signum not in WAKING:
             self._arrived.append(signum)
 
     def read(self) -> list[int]:

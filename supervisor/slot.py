@@ -57,12 +57,20 @@ _SEQ, _EPOCH, _PID, _START_TIME, _POOL, _STATE, _ENTERED, _BOOT, _READY = range(
 _HOLDER, _JOB, _RUN, _STARTED_NS, _SOFT, _HARD, _PROGRESS, _DONE, _FAILED = range(9, 18)
 _RSS, _CPU, _CAUSE, _SIGNAL, _EXIT_CODE, _NOTE_LEN, _SIZE, _STARTED = range(18, 26)
 _FINISHED: Final = 26  # four words
-_REVOKED, _NAME_LEN, _KIND, _LEAKED, _DIED, _REARMED, _RETIRE, _BEAT = range(30, 38)
+_REVOKED, _NAME_LEN, _KIND, _LEAKED, _DIED, _REARMED, _RETIRE, _BEAT, _WISH = range(30, 39)
 _NAME: Final = 40
 _NOTE: Final = 60
 _IDS: Final = 124
 _RUNS: Final = _IDS + BATCH_MAX
 _DURATIONS: Final = _RUNS + BATCH_MAX
+_FAULTS: Final = _DURATIONS + BATCH_MAX
+
+FAULTS: Final = ("busy", "full", "read_only", "corrupt", "durability", "other")
+"""Why a transaction can fail; the word of a fault is its place here."""
+FAULT_OPERATIONS: Final = (
+    "claim", "extend", "finish", "promote", "reap", "prune", "checkpoint", "other",
+)  # fmt: skip
+"""What a process of the tree runs transactions for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +136,7 @@ class Slot(Record):
     died_ns = word(_DIED, "Monotonic time the death was seen; 0 while alive.")
     rearmed = word(_REARMED, "Signal handlers that jobs replaced and we put back.")
     retire = word(_RETIRE, "1 when the supervisor wants this process to finish and leave.")
+    wish = word(_WISH, "The epoch an operator wants replaced; it dies with the process.")
     batch_size = word(_SIZE, "Claims in the batch.", writable=False)
     started = word(_STARTED, "Jobs of the batch begun so far.", writable=False)
 
@@ -273,6 +282,21 @@ class Slot(Record):
         w[_SEQ] = seq | 1
         w[_SIZE] = w[_STARTED] = w[_JOB] = w[_RUN] = w[_HARD] = w[_SOFT] = 0
         w[_SEQ] = (seq | 1) + 1
+
+    def count_fault(self, operation: str, fault: str) -> None:
+        """Count a failed transaction; the count is the record's and outlives the process.
+
+        Words, and not rows of the database: that is what cannot be written now.
+        """
+        self._w[self._fault_word(operation, fault)] += 1
+
+    def faults(self, operation: str, fault: str) -> int:
+        """Return how many transactions failed in the processes that have had this record."""
+        return self._w[self._fault_word(operation, fault)]
+
+    @staticmethod
+    def _fault_word(operation: str, fault: str) -> int:
+        return _FAULTS + FAULT_OPERATIONS.index(operation) * len(FAULTS) + FAULTS.index(fault)
 
     # ---- keeper -----------------------------------------------------------------------
 

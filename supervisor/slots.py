@@ -31,11 +31,15 @@ from supervisor.slotpaths import (
 )
 
 __all__ = [
-    "BATCH_MAX", "KEEPER_POOL", "WEB_POOL", "BatchView", "Kind", "Pool", "Slot", "SlotState",
+    "BATCH_MAX", "DUTIES", "KEEPER_POOL", "WEB_POOL", "BatchView", "Kind", "Pool", "Slot", "SlotState",
     "SlotTable", "SlotsError", "find_slots", "previous_slots", "resident_bytes", "slots_capacity",
     "slots_path", "start_time",
 ]  # fmt: skip
 
+DUTIES: Final = (
+    "configure", "bury", "recover", "extend", "relieve", "promote", "reap", "prune", "flush",
+)  # fmt: skip
+"""What the keeper does again and again; the words of a duty are by its place here."""
 KEEPER_POOL: Final = "@keeper"
 WEB_POOL: Final = "@web"
 _MAGIC: Final = int.from_bytes(b"herdsman", "little")
@@ -46,6 +50,7 @@ _SPARE_POOLS: Final = 16
 _H_MAGIC, _H_LAYOUT, _H_BOOT, _H_BOOT2, _H_UUID, _H_UUID2, _H_CAPACITY, _H_POOLS = range(8)
 _H_POOLS_MAX, _H_DRAINING, _H_PID, _H_START, _H_TICK, _H_WAKE, _H_RELOAD_OK = range(8, 15)
 _H_RELOAD_NS, _H_CREATED, _H_LEAKED, _H_READY, _H_LAG = range(15, 20)
+_H_DUTIES: Final = 64  # two words each
 
 
 def slots_capacity(processes: int) -> int:
@@ -251,6 +256,18 @@ class SlotTable:
         self._words[_H_RELOAD_OK] = 1 if ok else 2
         self._words[_H_RELOAD_NS] = now_ns
 
+    def record_duty(self, duty: str, began_ns: int, ended_ns: int) -> None:
+        """Record that the keeper did a duty. Here, so that it outlives this keeper."""
+        at = _H_DUTIES + 2 * DUTIES.index(duty)
+        self._words[at + 1] = ended_ns - began_ns
+        self._words[at] = ended_ns
+
+    def duty(self, duty: str) -> tuple[int, int] | None:
+        """Return when a duty last succeeded (monotonic) and how long it took; None before that."""
+        at = _H_DUTIES + 2 * DUTIES.index(duty)
+        ended_ns = self._words[at]
+        return (ended_ns, self._words[at + 1]) if ended_ns else None
+
     # ---- records ----------------------------------------------------------------------
 
     @property
@@ -279,7 +296,9 @@ class SlotTable:
 
     def take(self) -> Slot | None:
         """Return a FREE record; None when all are in use."""
-        return next((slot for slot in self.slots if slot.state == SlotState.FREE), None)
+        free = (slot for slot in self.slots if slot.state == SlotState.FREE)
+        # The one whose process died first: the deaths of late stay readable for longest.
+        return min(free, key=lambda slot: slot.died_ns, default=None)
 
     def live(self) -> list[Slot]:
         """Return the records whose process has not died."""

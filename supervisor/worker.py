@@ -21,10 +21,10 @@ import structlog
 
 from queue_core.engine import ClaimRequest, Engine, Holder
 from queue_core.errors import DatabaseError, QueueBusy, QueueError
-from queue_core.job import Claimed, Outcome, Settlement, Stale, State
+from queue_core.job import Claim, Claimed, Outcome, Settlement, Stale, State
 from queue_core.queue import LEASE_SECONDS_DEFAULT, open_engine
-from queue_core.retry import Interrupted, Result, Retry, settle
-from supervisor import handlers
+from queue_core.retry import Done, Interrupted, Result, Retry, settle
+from supervisor import handlers, telling, tracing
 from supervisor.child import Child, JobInterrupted, SoftTimeout
 from supervisor.logs import register
 from supervisor.policy import EXIT_CONFIG, EXIT_OK, EXIT_UNAVAILABLE
@@ -44,6 +44,8 @@ TURN_SECONDS: Final = 0.010
 """Work claimed at once; measured, it brings batches of 256 for no-op jobs and 1 for slow ones."""
 TURN_SECONDS_MAX: Final = 0.100
 """A batch that turns out slower than this is cut short, and its rest claimed anew."""
+LONG_SECONDS: Final = 0.2
+"""After a job as long as this, the keeper may have settled others of its batch (at 0.25 s)."""
 SPEED_WEIGHT: Final = 0.2
 IDLE_SECONDS: Final = 5.0
 """Longest sleep; the supervisor takes 30 s without a sign of life for a hang."""
@@ -63,9 +65,15 @@ def main(child: Child, settings: Settings, pool: str) -> int:
         child.slot.note = str(error)
         log.error(HANDLERS_UNUSABLE, error=str(error))
         return EXIT_CONFIG
+    structlog.contextvars.bind_contextvars(worker=child.name)
     engine = open_engine(settings.database, flush_finishes=False)
     worker = Worker(child, engine, registry, settings.pools[pool], settings.instance)
-    return worker.run()
+    spans = tracing.spans()
+    worker.watch(telling.line_of(settings.logs), spans)
+    code = worker.run()
+    if spans is not None:
+        spans.flush()
+    return code
 
 
 class Worker:
@@ -90,6 +98,11 @@ class Worker:
         self._seconds = TURN_SECONDS  # per job, by experience; begins at one job a turn
         self._trouble = 0
         self._unsettled: list[Settlement] = []
+        self._run = self._call
+
+    def watch(self, tell: telling.Tell | None, spans: tracing.Spans | None) -> None:
+        """Tell of each attempt from now on, in the log and in traces; None tells nothing."""
+        self._run = telling.watched(self._call, tell=tell, spans=spans, now_us=self._engine.now_us)
 
     def run(self) -> int:
         """Take turns until told to stop; then hand back what has not started."""
@@ -123,9 +136,11 @@ class Worker:
                 settlements, self._request() if claim else None, holder=self._holder
             )
         except QueueError as error:
-            self._on_trouble(error)
+            self._on_trouble(error, "claim" if claim else "finish")
             return None
-        self._trouble = 0
+        if self._trouble:
+            self._trouble = 0
+            slot.note = ""  # what it said is over
         self._unsettled = []
         slot.end_batch()
         if len(results) != len(settlements) or any(type(one) is Stale for one in results):
@@ -167,8 +182,9 @@ class Worker:
                     outcome=settlement.outcome,
                 )
 
-    def _on_trouble(self, error: QueueError) -> None:
+    def _on_trouble(self, error: QueueError, operation: str = "other") -> None:
         """Say so, keep what is finished, and come back later; nothing accepted is lost."""
+        self._slot.count_fault(operation, telling.fault_of(error))
         self._slot.note = str(error)
         if self._trouble == 0:
             log.warning(DATABASE_TROUBLE, error=str(error), unsettled=len(self._unsettled))
@@ -202,6 +218,8 @@ class Worker:
         """Run the jobs of a batch in order; what does not get its turn is handed back."""
         while batch:
             batch = self._run_some(batch)
+            # Once a batch and not once a job: it takes longer than a short job does.
+            self._child.rearm()
         self._slot.beat()
 
     def _run_some(self, batch: list[Claimed]) -> list[Claimed]:
@@ -220,9 +238,24 @@ class Worker:
             if not slot.start(index, hard_ns=hard_ns):
                 self._hand_back(batch[index:])
                 return []
-            result = self._call(handler, row)
+            result = self._run(handler, row)
             duration_us = (time.monotonic_ns() - begun_ns) // 1000
             self._learn(duration_us)
+            if duration_us > LONG_SECONDS * 1_000_000 and self._unsettled:
+                self._forget_settled()
+            if type(result) is Done:
+                slot.finish_ok(index, duration_us)
+                self._unsettled.append(
+                    Settlement(
+                        claim=Claim(row.id, row.run),
+                        to=State.DONE,
+                        outcome=Outcome.SUCCEEDED,
+                        started_us=started_us,
+                        duration_us=duration_us,
+                        row=row,
+                    )
+                )
+                continue
             settlement = settle(
                 row,
                 result,
@@ -233,9 +266,6 @@ class Worker:
                 duration_us=duration_us,
             )
             self._unsettled.append(settlement)
-            if settlement.to is State.DONE:
-                slot.finish_ok(index, duration_us)
-                continue
             slot.finish_failed()
             self._tell(row, settlement)
             while self._unsettled and self._turn(claim=False) is None and not child.stopping:
@@ -244,20 +274,25 @@ class Worker:
         return []
 
     def _call(self, handler: handlers.Handler, row: Claimed) -> Result:
+        """Call the handler; QUIT and the soft timeout may interrupt it, and nothing else of us."""
         soft = handler.soft_timeout_seconds
-        result: Result = Interrupted(error="interrupted before it started")
+        result: Result | None = None
         try:
-            try:
-                with self._child.interruptible():
-                    if soft is not None:
-                        signal.setitimer(signal.ITIMER_REAL, soft)
+            with self._child.interruptible():
+                if soft is None:
                     result = handler.call(row)
-            finally:
-                self._child.rearm()
+                else:
+                    signal.setitimer(signal.ITIMER_REAL, soft)
+                    try:
+                        result = handler.call(row)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
         except JobInterrupted:
-            result = Interrupted(error="interrupted: the supervisor is shutting down")
+            interrupted = Interrupted(error="interrupted: the supervisor is shutting down")
+            return interrupted if result is None else result
         except SoftTimeout:
-            result = Retry(error=f"soft timeout after {soft} s", outcome=Outcome.TIMED_OUT)
+            late = Retry(error=f"soft timeout after {soft} s", outcome=Outcome.TIMED_OUT)
+            return late if result is None else result
         return result
 
     def _learn(self, duration_us: int) -> None:
@@ -266,6 +301,14 @@ class Worker:
             self._seconds = seconds  # a handler that turned slow is believed at once
         else:
             self._seconds += SPEED_WEIGHT * (seconds - self._seconds)
+
+    def _forget_settled(self) -> None:
+        """Forget what the keeper settled while a long job ran; the rest is still ours to settle."""
+        try:
+            held = {(row.id, row.run) for row in self._engine.held(self._holder)}
+        except QueueError:
+            return  # settling a claim again is refused as stale, and harms nothing
+        self._unsettled = [one for one in self._unsettled if tuple(one.claim) in held]
 
     def _hand_back(self, rows: Sequence[Claimed]) -> None:
         """Release jobs that have not started; no attempt is spent, and they keep their place."""

@@ -23,5 +23,4 @@ FROM {table} ORDER BY message_id;
 -- name: localqueue_jobs
 SELECT id, queue, payload, status, attempts, max_attempts, available_at, last_error,
     failure_reason, failure_category, job_id, dedup_key, created_at, updated_at
-FROM messages WHERE status <> 2 OR job_id IS NOT NULL OR dedup_key IS NOT NULL
-ORDER BY id;
+FROM messages ORDER BY id;

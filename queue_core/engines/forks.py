@@ -8,6 +8,7 @@ are held weakly.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -29,7 +30,7 @@ class Forkable(Protocol):
 
 
 _files: weakref.WeakSet[Forkable] = weakref.WeakSet()
-_forking: list[Forkable] = []
+_forking = threading.local()  # two threads may fork at once, and each has its own fork to end
 
 
 def watch(file: Forkable) -> None:
@@ -38,19 +39,21 @@ def watch(file: Forkable) -> None:
 
 
 def _before() -> None:
-    _forking.extend(_files)
-    for file in _forking:
+    _forking.files = []
+    # In one order for all threads, or two forks at once could wait for each other.
+    for file in sorted(_files, key=id):
         file.before_fork()
+        _forking.files.append(file)
 
 
 def _after_in_parent() -> None:
-    while _forking:
-        _forking.pop().after_fork_in_parent()
+    while _forking.files:
+        _forking.files.pop().after_fork_in_parent()
 
 
 def _after_in_child() -> None:
-    while _forking:
-        _forking.pop().after_fork_in_child()
+    while _forking.files:
+        _forking.files.pop().after_fork_in_child()
 
 
 os.register_at_fork(

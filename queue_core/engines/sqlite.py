@@ -62,13 +62,11 @@ class SqliteEngine(SqliteMaintenance):
         if tx is not None:
             if not isinstance(tx, sqlite3.Connection) or not self._file.is_transaction(tx):
                 raise PayloadInvalid("tx= takes what this queue's open transaction() yielded")
-            tally = Tally()
-            results, _ = work(tx, tally, self.clock.wall_us())
-            tx.executemany(SQL["stat_add"], tally.rows())
+            results, _ = self._file.within(lambda connection: self._counted(connection, work))
             self._rung_after.add(queue)
             return results
         try:
-            results, ready = self._write(work, flush=True)
+            results, ready = self._write(work, flush=True, operation="enqueue")
         except (QueueFull, IdempotencyConflict) as error:
             self._reject(queue, jobs, "full" if isinstance(error, QueueFull) else "conflict")
             raise
@@ -84,7 +82,7 @@ class SqliteEngine(SqliteMaintenance):
             for job in jobs:
                 tally.add(queue_id, job.task, stats.REJECTED, reason)
 
-        self._write(work, flush=False)
+        self._write(work, flush=False, operation="enqueue")
 
     # ------------------------------------------------------------ claim
 
@@ -115,33 +113,59 @@ class SqliteEngine(SqliteMaintenance):
         """Settle what is finished and claim what is next, in one transaction."""
         if not settlements and (request is None or not self._claimable(request)):
             return [], []
+        plain = None
+        if settlements:
+            plain = sqlite_finish.plain(settlements, self._ids, self.clock.wall_us())
+        try:
+            results, taken = self._take_turn(settlements, plain, request, holder)
+        except sqlite_finish.SomeStale:
+            results, taken = self._take_turn(settlements, None, request, holder)
+        with contextlib.suppress(QueueError):  # what was settled stands, whatever comes now
+            while request and request.limit > 0 and not taken and self._claimable(request):
+                # Only expired and parked jobs were met, out of the way now: look behind them.
+                taken = self._take_turn((), None, request, holder)[1]
+        if request is not None and len(taken) == request.limit:
+            # Probably more is left: pass the wake-up on, so that none is lost or piled up.
+            self._bell.ring(taken[-1].queue)
+        return results, taken
+
+    def _take_turn(
+        self,
+        settlements: Sequence[Settlement],
+        plain: sqlite_finish.Plain | None,
+        request: ClaimRequest | None,
+        holder: int,
+    ) -> tuple[list[Settled | Stale], list[Claimed]]:
+        """Run one transaction of a turn; raises SomeStale if `plain` was not so plain."""
         woken: set[int] = set()
 
         def work(
             connection: sqlite3.Connection, tally: Tally, now_us: int
-        ) -> tuple[list[Settled | Stale], list[Claimed]]:
+        ) -> tuple[list[Settled | Stale], sqlite_claim.Taken]:
             results: list[Settled | Stale] = []
-            taken: list[Claimed] = []
-            if settlements:
+            taken: sqlite_claim.Taken = []
+            if plain is not None:
+                sqlite_finish.store(connection, plain)
+                results = plain.results
+            elif settlements:
                 results, ready = sqlite_finish.settle(connection, tally, now_us, settlements)
                 woken.update(ready)
             if request is not None:
                 # Taken here, after the lock is held: a lease never begins part-spent.
                 lease_us = self.clock.monotonic_us() + request.lease_us
-                taken = sqlite_claim.claim(connection, tally, now_us, lease_us, request, holder)
+                taken = sqlite_claim.claim(
+                    connection, tally, now_us, lease_us, request, holder, self._ids
+                )
             return results, taken
 
-        results, taken = self._write(work, flush=False)
-        with contextlib.suppress(QueueError):  # what was settled stands, whatever comes now
-            while request and request.limit > 0 and not taken and self._claimable(request):
-                # Only expired and parked jobs were met, out of the way now: look behind them.
-                settlements = ()
-                taken = self._write(work, flush=False)[1]
+        results, taken = self._write(
+            work,
+            flush=False,
+            operation="finish" if request is None else "claim",
+            tally=plain.tally if plain else None,
+        )
         self._ring_ids(woken)
-        if request is not None and len(taken) == request.limit:
-            # Probably more is left: pass the wake-up on, so that none is lost or piled up.
-            self._bell.ring(taken[-1].queue)
-        return results, taken
+        return results, sqlite_claim.records(taken)
 
     def _claimable(self, request: ClaimRequest) -> bool:
         """Look without the lock: an idle claimer writes nothing."""
@@ -158,7 +182,7 @@ class SqliteEngine(SqliteMaintenance):
         def work(connection: sqlite3.Connection) -> list[Claimed]:
             names = self._all_names(connection)
             rows = connection.execute(SQL["claim_held"], {"holder": holder}).fetchall()
-            return [sqlite_reads.claimed(row, names[row[16]]) for row in rows]
+            return [sqlite_reads.claimed(row, names[row[18]]) for row in rows]
 
         return self._file.read(work, snapshot=True)
 
@@ -171,7 +195,7 @@ class SqliteEngine(SqliteMaintenance):
         def work(connection: sqlite3.Connection) -> list[tuple[int, Claimed]]:
             names = self._all_names(connection)
             rows = connection.execute(SQL["claim_abandoned"], parameters).fetchall()
-            return [(row[18], sqlite_reads.claimed(row, names[row[16]])) for row in rows]
+            return [(row[19], sqlite_reads.claimed(row, names[row[18]])) for row in rows]
 
         return self._file.read(work, snapshot=True)
 
@@ -193,7 +217,7 @@ class SqliteEngine(SqliteMaintenance):
                     tally.add(0, "", stats.STALE)
             return results
 
-        return self._write(work, flush=False)
+        return self._write(work, flush=False, operation="extend")
 
     def extend_holders(self, holders: Sequence[int], lease_us: int) -> int:
         """Renew every lease of these holders in one transaction; return how many."""
@@ -203,7 +227,7 @@ class SqliteEngine(SqliteMaintenance):
             parameters = {"holders": json.dumps(list(holders)), "lease": until_us}
             return connection.execute(SQL["extend_holders"], parameters).rowcount
 
-        return self._write(work, flush=False) if holders else 0
+        return self._write(work, flush=False, operation="extend") if holders else 0
 
     # ------------------------------------------------------------ finish
 
@@ -220,18 +244,20 @@ class SqliteEngine(SqliteMaintenance):
             woken.update(ready)
             return results
 
-        results = self._write(work, flush=self._flush_finishes)
+        results = self._write(work, flush=self._flush_finishes, operation="finish")
         self._ring_ids(woken)
         return results
 
     def cancel(self, queue: str | None, ids: Sequence[int]) -> int:
         """Cancel ready and delayed jobs; return how many were."""
-        return self._write(
-            lambda connection, tally, now_us: sqlite_upkeep.cancel(
-                connection, tally, now_us, self._scope(connection, queue), ids
-            ),
-            flush=True,
-        )
+
+        def work(connection: sqlite3.Connection, tally: Tally, now_us: int) -> int:
+            scope = self._scope(connection, queue)
+            number = sqlite_upkeep.cancel(connection, tally, now_us, scope, ids)
+            self._operated(tally, "cancel", number)
+            return number
+
+        return self._write(work, flush=True, operation="finish")
 
     # ------------------------------------------------------------ promote
 
@@ -245,6 +271,7 @@ class SqliteEngine(SqliteMaintenance):
                 connection, tally, now_us, limit
             ),
             flush=False,
+            operation="promote",
         )
         self._ring_ids(promoted)
         return sum(promoted.values())
@@ -273,7 +300,7 @@ class SqliteEngine(SqliteMaintenance):
             woken.update(ready)
             return reaped
 
-        reaped = self._write(work, flush=True)
+        reaped = self._write(work, flush=True, operation="reap")
         self._ring_ids(woken)
         return reaped
 
@@ -281,23 +308,29 @@ class SqliteEngine(SqliteMaintenance):
 
     def replay(self, queue: str | None, ids: Sequence[int]) -> int:
         """Make dead jobs ready with no attempt spent; return how many were dead."""
-        number, queues = self._write(
-            lambda connection, tally, now_us: sqlite_upkeep.replay(
-                connection, tally, now_us, self._scope(connection, queue), ids
-            ),
-            flush=True,
-        )
+
+        def work(
+            connection: sqlite3.Connection, tally: Tally, now_us: int
+        ) -> tuple[int, set[int]]:
+            scope = self._scope(connection, queue)
+            number, queues = sqlite_upkeep.replay(connection, tally, now_us, scope, ids)
+            self._operated(tally, "replay", number)
+            return number, queues
+
+        number, queues = self._write(work, flush=True, operation="replay")
         self._ring_ids(queues)
         return number
 
     def discard(self, queue: str | None, ids: Sequence[int]) -> int:
         """Remove dead jobs for good; return how many were."""
-        return self._write(
-            lambda connection, tally, now_us: sqlite_upkeep.discard(
-                connection, tally, now_us, self._scope(connection, queue), ids
-            ),
-            flush=True,
-        )
+
+        def work(connection: sqlite3.Connection, tally: Tally, now_us: int) -> int:
+            scope = self._scope(connection, queue)
+            number = sqlite_upkeep.discard(connection, tally, now_us, scope, ids)
+            self._operated(tally, "discard", number)
+            return number
+
+        return self._write(work, flush=True, operation="replay")
 
     # ------------------------------------------------------------ prune
 
@@ -306,12 +339,13 @@ class SqliteEngine(SqliteMaintenance):
         now_us = self.clock.wall_us()
         if not self._file.read(lambda connection: sqlite_upkeep.prunable(connection, now_us)):
             return 0
-        return self._write(
-            lambda connection, tally, now_us: sqlite_upkeep.prune(
-                connection, tally, now_us, limit, now_us - HOLDER_KEPT_US
-            ),
-            flush=True,
-        )
+
+        def work(connection: sqlite3.Connection, tally: Tally, now_us: int) -> int:
+            number = sqlite_upkeep.prune(connection, tally, now_us, limit, now_us - HOLDER_KEPT_US)
+            self._operated(tally, "prune", number)
+            return number
+
+        return self._write(work, flush=True, operation="prune")
 
 
 def _time_namespace() -> str:

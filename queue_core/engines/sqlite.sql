@@ -237,6 +237,15 @@ COMMIT;
 -- name: rollback
 ROLLBACK;
 
+-- name: savepoint
+SAVEPOINT put;
+
+-- name: savepoint_undo
+ROLLBACK TO put;
+
+-- name: savepoint_end
+RELEASE put;
+
 -- name: meta_get
 SELECT value FROM meta WHERE name = :name;
 
@@ -293,6 +302,19 @@ RETURNING value;
 INSERT INTO stat (queue, task, name, label, value) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (queue, task, name, label) DO UPDATE SET value = value + excluded.value;
 
+-- name: stat_add_error
+-- the first 20 classes of a task count apart, those after them together: a counter must never
+-- move from one label to another.
+INSERT INTO stat (queue, task, name, label, value)
+SELECT :queue, :task, :name, CASE WHEN
+    EXISTS (SELECT 1 FROM stat
+        WHERE queue = :queue AND task = :task AND name = :name AND label = :label)
+    OR (SELECT count(*) FROM stat
+        WHERE queue = :queue AND task = :task AND name = :name AND label <> '__other__') < 20
+    THEN :label ELSE '__other__' END, :value
+WHERE true
+ON CONFLICT (queue, task, name, label) DO UPDATE SET value = value + excluded.value;
+
 -- ---------------------------------------------------------------- enqueue
 
 -- name: enqueue_job
@@ -336,7 +358,7 @@ WHERE id IN (
 RETURNING id, run, task,
     coalesce(payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
-    enqueued_us, ready_us, claimed_us, expires_us, seq;
+    enqueued_us, ready_us, claimed_us, expires_us, enqueued_us + delay_us, started, seq;
 
 -- name: claim_park
 -- A job no handler is configured for steps out of the way, and stays ready.
@@ -350,6 +372,12 @@ WHERE EXISTS (
     SELECT 1 FROM job WHERE task = wanted.value AND state = 'ready' AND parked = 1)
 LIMIT 1;
 
+-- name: claim_parked_count
+-- returns how many jobs each queue has parked of these tasks, by the numbers kept of them.
+SELECT queue, task, value FROM stat
+WHERE queue IN (SELECT id FROM queue) AND task IN (SELECT value FROM json_each(:tasks))
+    AND name = 'queue_parked_jobs' AND label = '' AND value <> 0;
+
 -- name: claim_unpark
 UPDATE job SET parked = 0
 WHERE state = 'ready' AND parked = 1 AND task IN (SELECT value FROM json_each(:tasks));
@@ -359,7 +387,7 @@ WHERE state = 'ready' AND parked = 1 AND task IN (SELECT value FROM json_each(:t
 SELECT job.id, run, task,
     coalesce(job.payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
-    enqueued_us, ready_us, claimed_us, expires_us, seq, queue, started
+    enqueued_us, ready_us, claimed_us, expires_us, enqueued_us + delay_us, started, seq, queue
 FROM job WHERE state = 'claimed' AND holder = :holder
 ORDER BY priority DESC, seq;
 
@@ -368,7 +396,8 @@ ORDER BY priority DESC, seq;
 SELECT job.id, run, task,
     coalesce(job.payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
-    enqueued_us, ready_us, claimed_us, expires_us, seq, queue, started, job.holder
+    enqueued_us, ready_us, claimed_us, expires_us, enqueued_us + delay_us, started, seq, queue,
+    job.holder
 FROM job JOIN holder ON holder.id = job.holder
 WHERE state = 'claimed' AND instance = :instance
     AND job.holder NOT IN (SELECT value FROM json_each(:living))
@@ -395,12 +424,13 @@ SELECT id, run, queue, task, attempts, ready_us, enqueued_us + delay_us, claimed
 FROM job WHERE state = 'claimed' AND id IN (SELECT value FROM json_each(:ids));
 
 -- name: finish_done
+-- takes id, run, started, now; by number, since a batch binds hundreds.
 INSERT INTO done (id, queue, outcome, priority, run, attempts, max_attempts, deaths, task, job_key,
     headers, job_group, enqueued_us, ready_us, claimed_us, started_us, finished_us, worker, payload)
 SELECT id, queue, 'succeeded', priority, run, attempts + 1, max_attempts, deaths, task, job_key,
-    headers, job_group, enqueued_us, ready_us, claimed_us, :started, :now,
+    headers, job_group, enqueued_us, ready_us, claimed_us, ?3, ?4,
     (SELECT worker FROM holder WHERE holder.id = job.holder), payload
-FROM job WHERE id = :id AND run = :run AND state = 'claimed';
+FROM job WHERE id = ?1 AND run = ?2 AND state = 'claimed';
 
 -- name: finish_dead
 INSERT INTO dead (id, queue, reason, priority, run, attempts, max_attempts, deaths, task, job_key,
@@ -412,7 +442,8 @@ SELECT id, queue, :reason, priority, run, attempts + :charge, max_attempts, deat
 FROM job WHERE id = :id AND run = :run AND state = 'claimed';
 
 -- name: finish_remove
-DELETE FROM job WHERE id = :id AND run = :run AND state = 'claimed';
+-- takes id, run.
+DELETE FROM job WHERE id = ?1 AND run = ?2 AND state = 'claimed';
 
 -- name: finish_ready
 -- keeps seq: a released job goes back to where it stood.
@@ -442,7 +473,7 @@ UPDATE idempotency SET expires_us = :expires
 WHERE queue = :queue AND job_key = :key AND job = :id;
 
 -- name: cancel_rows
-SELECT id, queue, task, state, job_key FROM job
+SELECT id, queue, task, state, job_key, parked FROM job
 WHERE state IN ('ready', 'delayed') AND id IN (SELECT value FROM json_each(:ids));
 
 -- name: cancel_done
@@ -484,7 +515,7 @@ SELECT lease_us FROM job WHERE state = 'claimed' ORDER BY lease_us LIMIT 1;
 SELECT job.id, run, task,
     coalesce(job.payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
-    enqueued_us, ready_us, claimed_us, expires_us, seq, queue, started
+    enqueued_us, ready_us, claimed_us, expires_us, enqueued_us + delay_us, started, seq, queue
 FROM job WHERE state = 'claimed' AND lease_us <= :now
 ORDER BY lease_us LIMIT :limit;
 
@@ -581,6 +612,25 @@ FROM step WHERE step.priority IS NOT NULL;
 -- name: counts_claimed
 -- returns per queue the oldest claim and the leases that ran out unreaped; claimed rows are few.
 SELECT queue, min(claimed_us), sum(lease_us <= :now) FROM job WHERE state = 'claimed' GROUP BY queue;
+
+-- name: counts_recent_done
+-- returns examples of late; the inner limit bounds the work whatever the rows are.
+SELECT id, queue, task, ready_us, started_us, finished_us, headers
+FROM (SELECT * FROM done WHERE id > 0 ORDER BY id DESC LIMIT :limit)
+WHERE outcome = 'succeeded' AND started_us IS NOT NULL;
+
+-- name: counts_recent_failed
+SELECT late.job, coalesce(job.queue, dead.queue, done.queue),
+    coalesce(job.task, dead.task, done.task), NULL, late.started_us, late.finished_us,
+    coalesce(job.headers, dead.headers, done.headers)
+FROM (SELECT * FROM attempt WHERE job > 0 ORDER BY job DESC, run DESC LIMIT :limit) AS late
+LEFT JOIN job ON job.id = late.job
+LEFT JOIN dead ON dead.id = late.job
+LEFT JOIN done ON done.id = late.job
+WHERE coalesce(job.id, dead.id, done.id) IS NOT NULL;
+
+-- name: counts_latest_dead
+SELECT finished_us, id FROM dead WHERE queue = :queue ORDER BY finished_us DESC LIMIT :limit;
 
 -- name: counts_find_live
 SELECT id, run, queue, task, state,

@@ -23,7 +23,7 @@ from queue_core.engines.sqlite_file import CHECKPOINT_BYTES, SQL, Durability, Sq
 from queue_core.errors import DatabaseUnavailable, PayloadInvalid, QueueError
 from queue_core.job import Reason, Record, State
 from queue_core.lockfile import NETWORK_FILESYSTEMS, filesystem_type
-from queue_core.stats import Snapshot, Tally
+from queue_core.stats import OPERATED, Snapshot, Tally
 
 T = TypeVar("T")
 
@@ -45,12 +45,14 @@ class SqliteBase:
         flush_finishes: bool = True,
         create: bool = True,
         network_filesystem: bool = False,
+        via: Literal["library", "cli", "web", ""] = "library",
     ) -> None:
         """Name the file; it is opened when first used.
 
         `flush_finishes` False leaves the flush of acks to a keeper. `create`
         False refuses a file that is not there. `network_filesystem` True
-        allows one, where neither lock nor log can be trusted.
+        allows one, where neither lock nor log can be trusted. `via` says in the
+        numbers who acts here; "" is upkeep, which no operator asked for.
         """
         if lock == "flock" and os.environ.get("HERDSMAN_NO_FLOCK") == "1":
             lock = "off"
@@ -58,6 +60,7 @@ class SqliteBase:
         self.clock: Clock = clock or SystemClock()
         self._create = create
         self._network = network_filesystem
+        self._via = via
         self._flush_finishes = flush_finishes
         self._bell = Doorbell(Path(f"{self.path}.bells"))
         self._ids: dict[str, int] = {}
@@ -103,16 +106,43 @@ class SqliteBase:
 
     # ------------------------------------------------------------ helpers
 
-    def _write(self, work: Callable[[sqlite3.Connection, Tally, int], T], *, flush: bool) -> T:
-        """Run `work(connection, tally, now)` in a transaction that also stores its tally."""
+    def _write(
+        self,
+        work: Callable[[sqlite3.Connection, Tally, int], T],
+        *,
+        flush: bool,
+        operation: str,
+        tally: Tally | None = None,
+    ) -> T:
+        """Run `work(connection, tally, now)` in a transaction that also stores its tally.
 
-        def whole(connection: sqlite3.Connection) -> T:
-            tally = Tally()
-            result = work(connection, tally, self.clock.wall_us())
-            connection.executemany(SQL["stat_add"], tally.rows())
-            return result
+        What is in `tally` already is stored with it. `operation` is one of `stats.OPERATIONS`.
+        """
+        return self._file.write(
+            lambda connection: self._counted(connection, work, tally),
+            flush=flush,
+            operation=operation,
+        )
 
-        return self._file.write(whole, flush=flush)
+    def _counted(
+        self,
+        connection: sqlite3.Connection,
+        work: Callable[[sqlite3.Connection, Tally, int], T],
+        before: Tally | None = None,
+    ) -> T:
+        tally = Tally() if before is None else before.copy()
+        result = work(connection, tally, self.clock.wall_us())
+        if not self._file.user_transaction:  # its user may yet undo it
+            self._file.times.give(tally, self.clock.monotonic_us() * 1000)
+        connection.executemany(SQL["stat_add"], tally.rows())
+        if errors := tally.errors():
+            connection.executemany(SQL["stat_add_error"], [row._asdict() for row in errors])
+        return result
+
+    def _operated(self, tally: Tally, action: str, number: int = 1) -> None:
+        """Count an operator's action that changed something; the keeper is no operator."""
+        if self._via and number:
+            tally.add(0, "", OPERATED, f"{action}|{self._via}")
 
     def _queue_id(self, connection: sqlite3.Connection, name: str) -> int | None:
         """Return a queue's number. Numbers are for ever, so what was read stays true."""
@@ -161,14 +191,17 @@ class SqliteBase:
             now = stored(connection, queue_id)
             return now | options == now
 
-        def work(connection: sqlite3.Connection, _tally: Tally, now_us: int) -> None:
+        def work(connection: sqlite3.Connection, tally: Tally, now_us: int) -> None:
             queue_id = self._queue_made(connection, queue, now_us)
-            merged = stored(connection, queue_id) | options
+            before = stored(connection, queue_id)
+            merged = before | options
             merged["paused"] = int(merged["paused"])
+            if merged["paused"] != before["paused"]:
+                self._operated(tally, "pause" if merged["paused"] else "resume")
             connection.execute(SQL["queue_configure"], merged | {"queue": queue_id})
 
         if not self._file.read(same):
-            self._write(work, flush=True)
+            self._write(work, flush=True, operation="other")
             self._bell.ring(queue)
 
     def wait(
@@ -260,13 +293,17 @@ class SqliteBase:
         reason: Reason | None = None,
         limit: int = 100,
         after: int = 0,
+        newest: bool = False,
     ) -> list[Record]:
-        """Return one page of jobs in a state, by id, after the id `after`; without ledgers."""
+        """Return one page of jobs in a state, by id, after the id `after`; without ledgers.
+
+        With `newest` the dead of a queue, or of all, who died last come first.
+        """
         return self._file.read(
             lambda connection: sqlite_reads.select(
                 connection, self._all_names(connection), state,
                 queue=self._scope(connection, queue), task=task, reason=reason,
-                limit=limit, after=after,
+                limit=limit, after=after, newest=newest,
             ),
             snapshot=True,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -19,6 +20,9 @@ from queue_core.engines.sqlite_file import SQL
 from queue_core.engines.sqlite_reads import claimed
 from queue_core.job import Claim, Claimed, Outcome, Reason, Settlement, State
 from queue_core.stats import Tally
+
+Taken = list[tuple[tuple[Any, ...], str]]
+"""Claimed rows as they came, each with the name of its queue."""
 
 LOOKS_MAX: Final = 4
 """How often one claim looks again after finding only expired or parked jobs."""
@@ -64,11 +68,19 @@ def claim(
     lease_us: int,
     request: ClaimRequest,
     holder: int,
-) -> list[Claimed]:
-    """Lease up to `request.limit` jobs until the monotonic instant `lease_us`."""
+    ids: dict[str, int],
+) -> Taken:
+    """Lease up to `request.limit` jobs until the monotonic instant `lease_us`.
+
+    `ids` learns the numbers of the queues that were claimed from.
+    """
     if request.tasks is not None and parked_wait(connection, request):
-        connection.execute(SQL["claim_unpark"], {"tasks": tasks_json(request.tasks)})
-    taken: list[Claimed] = []
+        tasks = {"tasks": tasks_json(request.tasks)}
+        for queue_id, task, number in connection.execute(SQL["claim_parked_count"], tasks):
+            # Read in this transaction: with these jobs gone, none is left.
+            tally.add(queue_id, task, stats.PARKED, "", -number)
+        connection.execute(SQL["claim_unpark"], tasks)
+    taken: Taken = []
     for queue_id, name in candidates(connection, request.queues):
         for _ in range(LOOKS_MAX):
             wanted = request.limit - len(taken)
@@ -87,13 +99,19 @@ def claim(
             ).fetchall()
             if not rows:
                 break
-            rows.sort(key=lambda row: (-row[7], row[15]))
+            rows.sort(key=lambda row: (-row[7], row[17]))
             fit = _sift(connection, tally, now_us, queue_id, request, rows)
             _count(tally, now_us, queue_id, request, fit)
-            taken.extend(claimed(row, name) for row in fit)
+            ids[name] = queue_id
+            taken.extend((row, name) for row in fit)
             if len(rows) < wanted:
                 break
     return taken
+
+
+def records(taken: Taken) -> list[Claimed]:
+    """Return claimed rows as records; done when the lock is free again."""
+    return [claimed(row, name) for row, name in taken]
 
 
 def _sift(
@@ -110,11 +128,13 @@ def _sift(
         if row[14] is not None and row[14] <= now_us:
             expired.append(row)
         elif request.tasks is not None and row[2] not in request.tasks:
-            aside.append((row[0], row[1]))
+            aside.append(row)
         else:
             fit.append(row)
     if aside:
-        connection.executemany(SQL["claim_park"], aside)
+        connection.executemany(SQL["claim_park"], [(row[0], row[1]) for row in aside])
+        for row in aside:
+            tally.add(queue_id, row[2], stats.PARKED)
     if expired:
         tally.move(queue_id, State.READY, State.CLAIMED, len(expired))
         sqlite_finish.settle(connection, tally, now_us, [_expiry(row) for row in expired])
@@ -138,8 +158,9 @@ def _count(
     if not rows:
         return
     tally.move(queue_id, State.READY, State.CLAIMED, len(rows))
-    for row in rows:
-        tally.add(queue_id, row[2], stats.CLAIMS)
-        if request.starts:
+    for task, number in Counter([row[2] for row in rows]).items():
+        tally.add(queue_id, task, stats.CLAIMS, "", number)
+    if request.starts:
+        for row in rows:
             tally.add(queue_id, row[2], stats.STARTED)
             tally.observe_us(queue_id, row[2], stats.WAIT, now_us - row[12])

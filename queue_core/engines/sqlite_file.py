@@ -26,7 +26,14 @@ from urllib.parse import quote
 from queue_core.engines import forks, sqlite_faults
 from queue_core.engines.sql import load
 from queue_core.engines.sqlite_log import Log
-from queue_core.errors import DurabilityUnknown, QueueBusy, QueueClosed, QueueError
+from queue_core.engines.sqlite_times import LockTimes
+from queue_core.errors import (
+    DatabaseError,
+    DurabilityUnknown,
+    QueueBusy,
+    QueueClosed,
+    QueueError,
+)
 from queue_core.lockfile import FileLock, describe_holder
 
 T = TypeVar("T")
@@ -71,24 +78,28 @@ class SqliteFile:
         self.path = path
         self.lock_path = Path(f"{path}.lock")
         self.lock_timeout_seconds = lock_timeout_seconds
-        self.durability = durability
+        self.durability: Durability = durability
         self._check = check
         self._prepare = prepare
         self._abandon = abandon
-        self.lock_kind = lock
+        self.lock_kind: Literal["flock", "off"] = lock
         self._lock = FileLock(self.lock_path) if lock == "flock" else None
         self._mutex = threading.RLock()
         self._log = Log(Path(f"{path}-wal"))
         self._connection: sqlite3.Connection | None = None
         self._commits = 0
         self._closed = False
+        self.times = LockTimes(time.monotonic_ns())
+        self._locked_ns, self._operation = 0, "other"
         self.user_transaction = False
         """Whether a `transaction()` is open; only its own thread can see True."""
         forks.watch(self)
 
     # ------------------------------------------------------------ transactions
 
-    def write(self, work: Callable[[sqlite3.Connection], T], *, flush: bool) -> T:
+    def write(
+        self, work: Callable[[sqlite3.Connection], T], *, flush: bool, operation: str = "other"
+    ) -> T:
         """Run `work` in one write transaction under the lock; with `flush`, durable on return.
 
         `work` may run twice if a writer that ignores the lock is in the way, so
@@ -98,7 +109,7 @@ class SqliteFile:
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline) as mask:
             connection = self._ready(deadline)
-            self._take_lock(deadline, mask)
+            self._take_lock(deadline, mask, operation)
             try:
                 result = self._told(lambda: self._transact(connection, work), deadline)
             finally:
@@ -136,7 +147,8 @@ class SqliteFile:
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline) as mask:
             connection = self._ready(deadline)
-            self._take_lock(deadline, mask)
+            self._take_lock(deadline, mask, "transaction")
+            owner = os.getpid()
             try:
                 self._told(lambda: connection.execute(SQL["begin_write"]), deadline)
                 self.user_transaction = True
@@ -146,13 +158,39 @@ class SqliteFile:
                 finally:
                     self.user_transaction = False
                     _defer(mask)
+                if os.getpid() != owner:
+                    raise QueueError("a transaction belongs to the process that opened it")
                 self._told(lambda: connection.execute(SQL["commit"]), deadline)
                 self._commits += 1
             finally:
-                self._undo(connection)
-                self._release_lock()
+                if os.getpid() == owner:  # a child that touched it would damage the parent's
+                    self._undo(connection)
+                    self._release_lock()
             ticket = self._commits
         self.flush(ticket)
+
+    def within(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` inside the open `transaction()`, all or nothing of it, whatever fails.
+
+        Its user may catch the error, and commit the rest.
+        """
+        connection = self._connection
+        if connection is None or not connection.in_transaction:
+            raise DatabaseError(f"{self.path}: SQLite undid this transaction at an earlier error")
+
+        def whole() -> T:
+            connection.execute(SQL["savepoint"])
+            try:
+                return work(connection)
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute(SQL["savepoint_undo"])
+                raise
+            finally:
+                if connection.in_transaction:
+                    connection.execute(SQL["savepoint_end"])
+
+        return self._told(whole, time.monotonic())
 
     def is_transaction(self, tx: object) -> bool:
         """Whether this is what the `transaction()` that is open now has yielded."""
@@ -171,13 +209,13 @@ class SqliteFile:
         mask = None
         if threading.current_thread() is threading.main_thread():
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        held = False
+        held, mutex = False, self._mutex  # a child forked inside has another one
         try:
             _defer(mask)
-            held = self._mutex.acquire(blocking=False)
+            held = mutex.acquire(blocking=False)
             if not held:
                 _restore(mask)  # Ctrl-C must work while we wait.
-                held = self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic()))
+                held = mutex.acquire(timeout=max(0.0, deadline - time.monotonic()))
                 _defer(mask)
             if not held:
                 raise QueueBusy(
@@ -187,7 +225,7 @@ class SqliteFile:
             yield mask
         finally:
             if held:
-                self._mutex.release()
+                mutex.release()
             _restore(mask)
 
     def _ready(self, deadline: float) -> sqlite3.Connection:
@@ -209,6 +247,7 @@ class SqliteFile:
             self._undo(connection)
             raise
         self._commits += 1
+        self.times.stored(time.monotonic_ns())
         return result
 
     def _undo(self, connection: sqlite3.Connection) -> None:
@@ -222,15 +261,23 @@ class SqliteFile:
                 self._log.drop()
             connection.close()
 
-    def _take_lock(self, deadline: float, mask: Mask = None) -> None:
+    def _take_lock(self, deadline: float, mask: Mask = None, operation: str = "other") -> None:
         if self._lock is None:
             return
+        began_ns = time.monotonic_ns()
         try:
-            if self._lock.acquire(0.0):
+            self._wait_for_lock(self._lock, deadline, mask)
+        finally:
+            self._locked_ns, self._operation = time.monotonic_ns(), operation
+            self.times.waited(operation, self._locked_ns - began_ns)
+
+    def _wait_for_lock(self, lock: FileLock, deadline: float, mask: Mask) -> None:
+        try:
+            if lock.acquire(0.0):
                 return
             _restore(mask)
             try:
-                taken = self._lock.acquire(max(0.0, deadline - time.monotonic()))
+                taken = lock.acquire(max(0.0, deadline - time.monotonic()))
                 _defer(mask)
             except BaseException:
                 self._release_lock()
@@ -246,6 +293,7 @@ class SqliteFile:
     def _release_lock(self) -> None:
         if self._lock is not None and self._lock.held:
             self._lock.release()
+            self.times.held(self._operation, time.monotonic_ns() - self._locked_ns)
 
     def _told(self, work: Callable[[], T], deadline: float) -> T:
         """Run `work`, again while the file is busy, and turn SQLite's errors into ours."""
@@ -353,6 +401,7 @@ class SqliteFile:
             self._lock.abandon()
         self._abandon()
         self._mutex = threading.RLock()
+        self.times = LockTimes(time.monotonic_ns())  # what is in the old ones is the parent's
         self.user_transaction = False
 
     # ------------------------------------------------------------ durability
@@ -407,7 +456,7 @@ class SqliteFile:
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline) as mask:
             connection = self._ready(deadline)
-            self._take_lock(deadline, mask)
+            self._take_lock(deadline, mask, "checkpoint")
             try:
                 return self._told(lambda: work(connection), deadline)
             finally:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from queue_core import stats
 from queue_core.engines.sqlite_file import SQL
-from queue_core.job import Settled, Settlement, Stale, State
+from queue_core.job import Outcome, Settled, Settlement, Stale, State
 from queue_core.stats import Tally
 
 ERROR_LENGTH_MAX = 2048
@@ -81,6 +81,86 @@ def settle(
     return results, woken
 
 
+class SomeStale(Exception):
+    """A claim of a plain batch no longer stands: settle the batch claim by claim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """A batch of plain successes, made ready for the disk before the lock is taken."""
+
+    results: list[Settled | Stale]
+    rows: list[tuple[int, int, int, int]]
+    tally: Tally
+
+
+def plain(
+    settlements: Sequence[Settlement], queues: Mapping[str, int], now_us: int
+) -> Plain | None:
+    """Prepare a batch of successes of jobs without keys; None if it is not such a batch.
+
+    Most batches are, and all the counting for them is done here, where nobody
+    waits for us. `store` then only has to write.
+    """
+    groups: defaultdict[tuple[str, str], list[Settlement]] = defaultdict(list)
+    rows = []
+    for settlement in settlements:
+        row, started_us = settlement.row, settlement.started_us
+        if (
+            settlement.to is not State.DONE
+            or row is None
+            or row.key is not None
+            or started_us is None
+            or row.queue not in queues
+        ):
+            return None
+        groups[(row.queue, row.task)].append(settlement)
+        rows.append((row.id, row.run, started_us, now_us))
+    tally = Tally()
+    for (queue, task), group in groups.items():
+        _count_plain(tally, queues[queue], task, group, now_us)
+    done = State.DONE
+    return Plain(
+        results=[Settled(claim=settlement.claim, state=done) for settlement in settlements],
+        rows=rows,
+        tally=tally,
+    )
+
+
+def store(connection: sqlite3.Connection, batch: Plain) -> None:
+    """Write a plain batch; raises SomeStale, for a roll-back, if a claim no longer stands."""
+    number = len(batch.rows)
+    if connection.executemany(SQL["finish_done"], batch.rows).rowcount != number:
+        raise SomeStale
+    claims = [row[:2] for row in batch.rows]
+    if connection.executemany(SQL["finish_remove"], claims).rowcount != number:
+        raise SomeStale
+
+
+def _count_plain(
+    tally: Tally, queue: int, task: str, group: Sequence[Settlement], now_us: int
+) -> None:
+    """Count what `count` would, for successes of one queue and task."""
+    number = len(group)
+    rows = [settlement.row for settlement in group if settlement.row is not None]
+    unstarted = [
+        settlement.started_us - row.ready_us
+        for settlement, row in zip(group, rows, strict=True)
+        if settlement.started_us is not None and not row.started
+    ]
+    tally.move(queue, State.CLAIMED, State.DONE, number)
+    if unstarted:
+        tally.add(queue, task, stats.STARTED, "", len(unstarted))
+        tally.observe_many_us(queue, task, stats.WAIT, unstarted)
+    tally.add(queue, task, stats.FINISHED, Outcome.SUCCEEDED, number)
+    tally.add(queue, task, stats.JOBS_FINISHED, "succeeded", number)
+    durations = [settlement.duration_us for settlement in group]
+    tally.observe_many_us(queue, task, stats.DURATION, durations, "ok")
+    tally.observe_many_us(queue, task, stats.LATENCY, [now_us - row.eligible_us for row in rows])
+    for attempts, times in Counter([row.attempts + 1 for row in rows]).items():
+        tally.observe_attempts(queue, task, attempts, times)
+
+
 def _held(connection: sqlite3.Connection, ids: Sequence[int]) -> dict[int, _Held]:
     rows = connection.execute(SQL["finish_rows"], {"ids": json.dumps(list(ids))})
     return {
@@ -138,11 +218,19 @@ _MOVES = {
 
 def _move(connection: sqlite3.Connection, state: State, rows: list[dict[str, Any]]) -> None:
     for name in _MOVES[state]:
-        changed = connection.executemany(SQL[name], rows).rowcount
+        changed = connection.executemany(SQL[name], _bound(name, rows)).rowcount
         if changed != len(rows):
             # The rows were read under the lock a moment ago: only a damaged
             # file, or a writer without any lock, can make these differ.
             raise sqlite3.DatabaseError(f"{name} changed {changed} rows of {len(rows)}")
+
+
+def _bound(name: str, rows: list[dict[str, Any]]) -> Sequence[Any]:
+    if name == "finish_done":
+        return [(row["id"], row["run"], row["started"], row["now"]) for row in rows]
+    if name == "finish_remove":
+        return [(row["id"], row["run"]) for row in rows]
+    return rows
 
 
 def start_key_life(
@@ -166,6 +254,8 @@ def count(tally: Tally, settlement: Settlement, row: _Held, now_us: int) -> None
     """Count one settlement: depth, attempt, retry or end, and how long each took."""
     queue, task, to = row.queue, row.task, settlement.to
     tally.move(queue, State.CLAIMED, to)
+    if settlement.tree_death:
+        tally.add(queue, task, stats.TREE_DEATHS)
     started_us = settlement.started_us
     if started_us is None and row.started:
         started_us = row.claimed_us
@@ -178,6 +268,8 @@ def count(tally: Tally, settlement: Settlement, row: _Held, now_us: int) -> None
         tally.observe_us(queue, task, stats.DURATION, settlement.duration_us, series)
         if settlement.charge and to in {State.READY, State.DELAYED}:
             tally.add(queue, task, stats.RETRIES, settlement.outcome)
+        if settlement.charge and to is not State.DONE:
+            tally.add_error(queue, task, settlement.error)
     if to is State.DONE:
         tally.add(queue, task, stats.JOBS_FINISHED, "succeeded")
         tally.observe_us(queue, task, stats.LATENCY, now_us - row.eligible_us)

@@ -49,7 +49,7 @@ class Foreign:
         return self._rows(statement.replace("{table}", quoted))
 
     def localqueue_jobs(self) -> Iterator[Row]:
-        """Yield the messages of localqueue that are of use: done ones for their key alone."""
+        """Yield the messages of all queues of localqueue."""
         return self._rows(FOREIGN_SQL["localqueue_jobs"])
 
     def _rows(self, statement: str, parameters: dict[str, object] | None = None) -> Iterator[Row]:

@@ -57,7 +57,7 @@ class SqliteMaintenance(SqliteBase):
             known = (self._queue_made(connection, queue, now_us), queue)
             return sqlite_import.import_jobs(connection, tally, now_us, known, jobs)
 
-        results, ready = self._write(work, flush=True)
+        results, ready = self._write(work, flush=True, operation="enqueue")
         if ready:
             self._bell.ring(queue)
         return results
@@ -153,7 +153,7 @@ class SqliteMaintenance(SqliteBase):
             return found
 
         if mend:
-            return self._write(work, flush=True)
+            return self._write(work, flush=True, operation="other")
         return self._file.read(named, snapshot=True)
 
     def newest(

@@ -6,14 +6,17 @@ Boundary: functions over a connection inside a read transaction; they write noth
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from queue_core.engines.sqlite_file import SQL
+from queue_core.errors import PayloadInvalid
 from queue_core.job import Attempt, Claimed, Outcome, Reason, Record, State
-from queue_core.stats import DEPTH, QueueFacts, Snapshot, assemble
+from queue_core.stats import DEPTH, GAUGES, QueueFacts, Recent, Snapshot, assemble
 
 LIST_LIMIT_MAX = 10_000
+RECENT = 20
+"""Examples a snapshot brings of attempts that ended well, and of those that did not."""
 PLACES = {
     State.READY: "live", State.DELAYED: "live", State.CLAIMED: "live",
     State.DONE: "done", State.CANCELLED: "done", State.DEAD: "dead",
@@ -23,26 +26,7 @@ PLACES = {
 
 def claimed(row: tuple[Any, ...], queue: str) -> Claimed:
     """Return a claimed row of the claim, held and reap statements as a record."""
-    (id_, run, task, payload, attempts, max_attempts, deaths, priority, key, headers, group,
-     enqueued, ready, claimed_us, expires) = row[:15]  # fmt: skip
-    return Claimed(
-        id=id_,
-        run=run,
-        queue=queue,
-        task=task,
-        payload=payload,
-        attempts=attempts,
-        max_attempts=max_attempts,
-        deaths=deaths,
-        priority=priority,
-        key=key,
-        headers=headers,
-        group=group,
-        enqueued_us=enqueued,
-        ready_us=ready,
-        claimed_us=claimed_us,
-        expires_us=expires,
-    )
+    return Claimed._make((row[0], row[1], queue, *row[2:16], bool(row[16])))
 
 
 def find(connection: sqlite3.Connection, names: Mapping[int, str], job_id: int) -> Record | None:
@@ -130,8 +114,11 @@ def select(
     reason: Reason | None,
     limit: int,
     after: int,
+    newest: bool,
 ) -> list[Record]:
-    """Return one page of the jobs in a state, by id."""
+    """Return one page of the jobs in a state, by id; dead ones by death too, the latest first."""
+    if newest:
+        return _latest(connection, names, state, queue, min(limit, LIST_LIMIT_MAX))
     place = PLACES[state]
     parameters = {
         "state": "succeeded" if state is State.DONE else state.value,
@@ -143,6 +130,24 @@ def select(
     }
     ids = [row[0] for row in connection.execute(SQL[f"counts_list_{place}"], parameters).fetchall()]
     return records(connection, names, state, ids)
+
+
+def _latest(
+    connection: sqlite3.Connection,
+    names: Mapping[int, str],
+    state: State,
+    queue: int | None,
+    limit: int,
+) -> list[Record]:
+    if state is not State.DEAD:
+        raise PayloadInvalid("only dead jobs are listed by when they ended")
+    found = [
+        row
+        for one in ([queue] if queue is not None else names)
+        for row in connection.execute(SQL["counts_latest_dead"], {"queue": one, "limit": limit})
+    ]
+    found.sort(reverse=True)
+    return records(connection, names, state, [id_ for _, id_ in found[: max(0, limit)]])
 
 
 def records(
@@ -160,7 +165,7 @@ def counts(connection: sqlite3.Connection, queue: int) -> dict[str, int]:
     for _task, name, label, value in connection.execute(SQL["counts_queue"], {"queue": queue}):
         if name == DEPTH:
             found[label] = value
-        elif "|" not in label:
+        elif "|" not in label and name not in GAUGES:
             at = f"{name}:{label}" if label else name
             found[at] = found.get(at, 0) + value
     return found
@@ -179,6 +184,7 @@ def snapshot(
     claims = {
         row[0]: row[1:] for row in connection.execute(SQL["counts_claimed"], {"now": monotonic_us})
     }
+    dues = dict(connection.execute(SQL["promote_next"]).fetchall())
     facts = []
     for id_, name, paused, max_depth in sorted(names.values(), key=lambda row: row[1]):
         oldest = connection.execute(SQL["counts_oldest_ready"], {"queue": id_}).fetchone()[0]
@@ -192,6 +198,7 @@ def snapshot(
                 oldest_ready_age_seconds=_age_seconds(now_us, oldest),
                 oldest_claimed_age_seconds=_age_seconds(now_us, claimed_us),
                 stale_leases=stale or 0,
+                next_due_us=dues.get(id_),
             )
         )
     counters, histograms = assemble(
@@ -205,7 +212,25 @@ def snapshot(
         histograms=histograms,
         database_bytes=int(connection.execute(SQL["pragma_page_bytes"]).fetchone()[0]),
         log_bytes=log_bytes,
+        recent=tuple(_recent(connection, {id_: row[1] for id_, row in names.items()})),
     )
+
+
+def _recent(connection: sqlite3.Connection, names: Mapping[int, str]) -> Iterator[Recent]:
+    """Yield some attempts that ended lately, newest ids first: a few rows by primary key."""
+    for statement, series in (("counts_recent_done", "ok"), ("counts_recent_failed", "error")):
+        for row in connection.execute(SQL[statement], {"limit": RECENT}):
+            job, queue, task, ready_us, started_us, finished_us, headers = row
+            yield Recent(
+                job=job,
+                queue=names.get(queue, ""),
+                task=task,
+                series=series,
+                finished_us=finished_us,
+                duration_seconds=_age_seconds(finished_us, started_us),
+                wait_seconds=None if ready_us is None else _age_seconds(started_us, ready_us),
+                headers=headers,
+            )
 
 
 def _age_seconds(now_us: int, since_us: int | None) -> float:

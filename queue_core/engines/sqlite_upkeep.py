@@ -68,15 +68,15 @@ def reap(
     rows = connection.execute(SQL["reap_expired"], {"now": monotonic_us, "limit": limit}).fetchall()
     settlements = []
     for row in rows:
-        record = claimed(row, names[row[16]])
-        settlements.append((row, record, decide(record, bool(row[17]))))
+        record = claimed(row, names[row[18]])
+        settlements.append((row, record, decide(record, record.started)))
     results, woken = sqlite_finish.settle(
         connection, tally, now_us, [settlement for _, _, settlement in settlements]
     )
     reaped = []
     for (row, record, settlement), result in zip(settlements, results, strict=True):
         if isinstance(result, Settled):
-            tally.add(row[16], record.task, stats.REAPED, settlement.to)
+            tally.add(row[18], record.task, stats.REAPED, settlement.to)
             reaped.append(
                 Reaped(
                     claim=record.claim,
@@ -105,9 +105,10 @@ def cancel(
     parameters = [{"id": row[0], "now": now_us} for row in rows]
     connection.executemany(SQL["cancel_done"], parameters)
     connection.executemany(SQL["cancel_remove"], parameters)
-    for _, queue_id, task, state, _ in rows:
+    for _, queue_id, task, state, _, parked in rows:
         tally.move(queue_id, state, State.CANCELLED)
         tally.add(queue_id, task, stats.JOBS_FINISHED, "cancelled")
+        tally.add(queue_id, task, stats.PARKED, "", -parked)
     keys = [(row[1], row[4], row[0]) for row in rows if row[4] is not None]
     sqlite_finish.start_key_life(connection, keys, now_us)
     return len(rows)

@@ -9,7 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli import check, dead, demo, import_, init, jobs, metrics, put, run, status
+from supervisor.cli import (
+    chaos,
+    check,
+    dead,
+    demo,
+    doctor,
+    import_,
+    init,
+    jobs,
+    metrics,
+    put,
+    run,
+    status,
+    why,
+    workers,
+)
 
 app = typer.Typer(
     name="herdsman",
@@ -58,6 +73,10 @@ app.command("put")(put.put)
 app.command("status")(status.status)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(dead.app, name="dead")
+app.command("doctor")(doctor.doctor)
+app.command("why")(why.why)
+app.add_typer(workers.app, name="workers")
+app.command("chaos")(chaos.chaos)
 app.command("metrics")(metrics.metrics)
 app.add_typer(import_.app, name="import")
 

@@ -64,7 +64,7 @@ def opened(database: str, *, create: bool = False) -> Iterator[Engine]:
     """Open the engine of a database for one command and close it; raises DatabaseError."""
     from queue_core import open_engine
 
-    engine = open_engine(database, create=create)
+    engine = open_engine(database, create=create, via="cli")
     try:
         yield engine
     finally:

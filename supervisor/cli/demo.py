@@ -29,6 +29,7 @@ BATCH: Final = 200
 DONE_SECONDS: Final = 600.0
 KILL_AT_SHARE: Final = 0.25
 KILLS_MAX: Final = 20
+SCRAPE_SECONDS: Final = 3.0
 MARK: Final = ".herdsman-demo"
 
 
@@ -68,7 +69,10 @@ def demo(
     folder = folder.absolute()
     _prepare(folder)
     todo = pieces(folder / "out", files)
-    service = Service(folder, processes)
+    try:
+        service = Service(folder, processes)
+    except ServiceFailed as error:
+        raise CommandFailed(str(error)) from error
     try:
         service.wait_ready()
         output.say(f"herdsman serves {service.database}; dashboard: {service.address}")
@@ -97,6 +101,8 @@ def _prepare(folder: Path) -> None:
     """Make the folder, or empty it when it is that of an earlier demonstration."""
     from supervisor.demo.service import is_running
 
+    if folder.exists() and not folder.is_dir():
+        raise UsageFault(f"{folder} is no folder; name an empty or new --folder")
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).is_file():
             raise UsageFault(f"{folder} holds something else; name an empty or new --folder")
@@ -177,7 +183,7 @@ def _prove(
     seconds = time.monotonic() - story.began
     counts = queue.counts()
     bad = wrong(todo)
-    told = _told_done(service)
+    told = _told_done(service, counts.done)
     lost = len(todo) - counts.done - counts.dead - counts.ready - counts.delayed - counts.claimed
     totals = counts.totals
     return {
@@ -199,8 +205,18 @@ def _prove(
     }
 
 
-def _told_done(service: Service) -> int | None:
-    """Return the jobs done according to a scrape; None when there was no answer."""
+def _told_done(service: Service, done: int) -> int | None:
+    """Return the jobs done according to a scrape; None when there was no answer.
+
+    What a scrape shows may be a second old: one that differs is looked at anew for a while.
+    """
+    deadline = time.monotonic() + SCRAPE_SECONDS
+    while (told := _scraped_done(service)) != done and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return told
+
+
+def _scraped_done(service: Service) -> int | None:
     from prometheus_client.parser import text_string_to_metric_families
 
     text = service.get("metrics/database")

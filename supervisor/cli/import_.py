@@ -139,9 +139,11 @@ def _run(
         with opened(settings.database, create=not dry_run) as engine:
             if not isinstance(engine, Upkeep):
                 raise CommandFailed("this kind of database takes no imports; name a file")
+            progress = _Progress()
             report = carry(
-                source, engine, now_us=now_us, dry_run=dry_run, progress=_Progress().advance
+                source, engine, now_us=now_us, dry_run=dry_run, progress=progress.advance
             )
+            progress.end()
     _tell(source.kind, path, report, dry_run, as_json)
 
 
@@ -156,6 +158,10 @@ class _Progress:
         self._total += number
         if self._shown:
             print(f"\r{self._total} jobs read", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._shown and self._total:
+            print(file=sys.stderr)
 
 
 def _tell(kind: str, path: Path, report: Report, dry_run: bool, as_json: bool) -> None:

@@ -147,18 +147,25 @@ def configure_logs(settings: Settings) -> None:
 
 
 def _take_lock(settings: Settings):  # type: ignore[no-untyped-def]
+    from queue_core import open_engine
     from queue_core.clock import SystemClock
+    from queue_core.engines import sqlite_faults
     from queue_core.lockfile import InstanceLock, describe_holder
 
+    if "://" in settings.database:
+        open_engine(settings.database)  # refuses it in its own words; no file is to be locked
     path = Path(f"{settings.database}.{settings.instance}.lock")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = {
         "pid": os.getpid(),
         "instance": settings.instance,
         "boot": SystemClock().boot_id(),
         "started": int(time.time()),
     }
-    lock = InstanceLock.take(path, info)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = InstanceLock.take(path, info)
+    except OSError as error:
+        raise sqlite_faults.of_os(Path(settings.database), error) from error
     if lock is None:
         output.say(
             f"herdsman: {settings.database} is already served by {describe_holder(path)}; "

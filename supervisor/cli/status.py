@@ -5,9 +5,7 @@ Boundary: one snapshot, and one look at the locks beside the database.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.cli import output
@@ -27,6 +25,8 @@ TOTALS: Final = (
 
 def status(config: Config = None, database: Database = None, as_json: Json = False) -> None:
     """Show the depth of every queue, the oldest waiting job, and whether a supervisor runs."""
+    from supervisor.host import held_instances
+
     settings = settings_for(config, database)
     with opened(settings.database) as engine:
         snapshot = engine.snapshot()
@@ -89,24 +89,3 @@ def _row(queue: Mapping[str, Any]) -> list[object]:
     age = queue["oldest_ready_age_seconds"]
     oldest = output.span(age) if queue["ready"] else None
     return [queue["queue"], *(queue[state] for state in STATES), oldest, ", ".join(notes)]
-
-
-def held_instances(database: str) -> list[str]:
-    """Return the names of the supervisors that hold this database now, sorted."""
-    if "://" in database:
-        return []
-    from queue_core.lockfile import InstanceLock
-
-    path = Path(database).resolve()
-    found = []
-    for lock in path.parent.glob(f"{_escaped(path.name)}.*.lock"):
-        with contextlib.suppress(OSError):
-            if InstanceLock.is_held(lock):
-                found.append(lock.name.removeprefix(f"{path.name}.").removesuffix(".lock"))
-    return sorted(found)
-
-
-def _escaped(name: str) -> str:
-    from glob import escape
-
-    return escape(name)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from supervisor.linux import die_with_parent
 from supervisor.slot import Kind, Slot, SlotState
 from supervisor.slots import SlotTable, find_slots
 
@@ -59,6 +60,7 @@ class Service:
         self.port = free_port()
         self.restarts_seen = 0
         config = folder / "herdsman.toml"
+        config.touch(mode=0o600)
         config.write_text(_CONFIG.format(port=self.port, queue=QUEUE, processes=processes))
         self._table: SlotTable | None = None
         self._process = subprocess.Popen(
@@ -66,6 +68,8 @@ class Service:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            # A demonstration that is killed takes its service along. We have one thread here.
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM),
         )
 
     @property
@@ -75,11 +79,18 @@ class Service:
 
     def wait_ready(self) -> None:
         """Wait until workers are ready; raises ServiceFailed with the service's own words."""
-        self._until(lambda: self.get("readyz") is not None, START_SECONDS, "become ready")
-        path = find_slots(self.database, "main")
-        if path is None:
-            raise ServiceFailed(f"the slots of {self.database} are nowhere to be found")
-        self._table = SlotTable.attach(path)
+        self._until(self._is_ready, START_SECONDS, "become ready")
+
+    def _is_ready(self) -> bool:
+        """Whether it answers: itself, and not another service that has taken our port."""
+        if self._table is None:
+            path = find_slots(self.database, "main")
+            table = None if path is None else SlotTable.attach(path)
+            if table is None or table.supervisor_pid != self._process.pid:
+                return False
+            self._table = table
+        listens = any(one.kind is Kind.WEB and one.ready_ns for one in self._table.live())
+        return listens and self.get("readyz") is not None
 
     def _until(self, fact: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = time.monotonic() + seconds
@@ -101,7 +112,7 @@ class Service:
     def get(self, path: str) -> str | None:
         """Return what the service answers with 200 under a path, else None."""
         try:
-            with urllib.request.urlopen(self.address + path, timeout=5) as answer:
+            with urllib.request.urlopen(self.address + path, timeout=5) as answer:  # noqa: S310
                 text: str = answer.read().decode()
                 return text
         except OSError:

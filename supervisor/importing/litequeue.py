@@ -68,10 +68,10 @@ class LiteQueueFile:
         with sqlite_foreign.opened(self._path) as foreign:
             fit = [name for name in foreign.tables() if set(foreign.columns(name)) >= COLUMNS]
             if self._table not in fit:
-                known = f"its tables {', '.join(fit)} are" if fit else "none of its tables is"
-                raise QueueError(
-                    f"{self._path} has no litequeue table {self._table!r}; {known} one"
+                known = (
+                    f"those of its kind are {', '.join(fit)}" if fit else "it has none of its kind"
                 )
+                raise QueueError(f"{self._path} has no litequeue table {self._table!r}; {known}")
             for row in foreign.litequeue_jobs(self._table):
                 arrival = self._arrival(row, now_us)
                 if arrival is not None:

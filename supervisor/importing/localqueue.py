@@ -103,7 +103,7 @@ class LocalQueueFolder:
         if status == 0 and due_us > now_us:
             was, state = "delayed", State.DELAYED
         stored_key = key(dedup_key if job_id is None else job_id, self.notes, what)
-        if state is State.DONE and stored_key is None:
+        if state is State.DONE and stored_key is None:  # nothing hangs on it any more
             self.notes.done_without_key += 1
             return None
         why = "/".join(str(part) for part in (reason, category) if part)

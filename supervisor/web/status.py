@@ -87,6 +87,7 @@ def readiness(facts: ProcessFacts | None, error: str | None) -> Iterable[str]:
         if not any(worker.state in _READY for worker in facts.of(pool.name)):
             note = f": {clean_text(pool.note)}" if pool.note else ""
             state = "parked" if pool.parked else "without a ready worker"
+            state = "drained by an operator" if pool.drained else state
             yield f"pool {clean_label(pool.name)} is {state}{note}"
 
 

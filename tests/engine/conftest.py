@@ -24,6 +24,7 @@ from queue_core.codec import digest
 from queue_core.engine import ClaimRequest, Engine, Holder
 from queue_core.engines.sqlite import SqliteEngine
 from queue_core.job import Claim, Claimed, NewJob, Settlement
+from tests.conftest import wait_until
 
 SECOND_US = 1_000_000
 LEASE_US = 60 * SECOND_US
@@ -224,4 +225,10 @@ def fork() -> Iterator[Fork]:
 
 def exit_codes(pids: Sequence[int]) -> list[int]:
     """Wait for children, and return their exit codes."""
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+    def ended(pid: int) -> tuple[int, int] | None:
+        found = os.waitpid(pid, os.WNOHANG)
+        return found if found[0] else None
+
+    statuses = [wait_until(lambda pid=pid: ended(pid), what=f"child {pid} ended") for pid in pids]
+    return [os.waitstatus_to_exitcode(status) for _, status in statuses]

@@ -66,6 +66,7 @@ def test_the_totals_tell_what_happened(engine: Engine, clock: FakeClock) -> None
         "attempts_finished_total:failed": 1,
         "attempts_finished_total:interrupted": 1,
         "retries_total:failed": 1,
+        "errors_total:__other__": 2,
         "jobs_finished_total:succeeded": 1,
         "jobs_finished_total:dead": 1,
         "jobs_finished_total:cancelled": 1,

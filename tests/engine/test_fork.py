@@ -146,20 +146,28 @@ def test_threads_may_fork_at_the_same_time(
 def test_a_fork_inside_a_transaction_leaves_it_to_the_parent(
     shared: Queue[Any], database: Path, leaves: bool
 ) -> None:
-    """The child has no part in it: what it does there is refused, and nothing is stored twice."""
-    with shared.transaction() as tx:
-        shared.put("inside, before", tx=tx)
-        if (pid := os.fork()) == 0 and not leaves:
-            with suppress(QueueError):
-                shared.put("child", tx=tx)
-            os._exit(0)
-        if pid:
-            assert exit_codes([pid]) == [0] if not leaves else True
-            shared.put("inside, after", tx=tx)
-    if pid == 0:
-        os._exit(0)  # it should have been told on leaving; what counts is what is stored
+    """The child has no part in it: it is told so when it leaves, and nothing is stored twice."""
+    pid, told = -1, False
+    try:
+        with shared.transaction() as tx:
+            shared.put("inside, before", tx=tx)
+            if (pid := os.fork()) == 0:
+                with suppress(QueueError):
+                    shared.put("child", tx=tx)
+                if not leaves:
+                    os._exit(0)
+            else:
+                shared.put("inside, after", tx=tx)
+                if not leaves:
+                    assert exit_codes([pid]) == [0]
+    except QueueError:
+        told = True
+        assert pid == 0
+    finally:
+        if pid == 0:
+            os._exit(0 if told else 1)
     if leaves:
-        exit_codes([pid])
+        assert exit_codes([pid]) == [0]
     shared.put("outside")
     assert payloads(database) == ['"inside, after"', '"inside, before"', '"outside"']
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,16 @@ LARGE = b'"' + b"x" * 4000 + b'"'
 CHILD_SECONDS_MAX = 60
 
 Fork = Callable[[Callable[[], object]], int]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """Name a folder of this test's own in memory, where a thousand small files cost little."""
+    if not os.path.isdir("/dev/shm"):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="herdsman-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Break each SQL statement of each transition in turn: nothing is ever half-done.
 
-For every operation, every statement it runs is once the one that fails (busy, disk full, disk
-failed, read-only, corrupt), once, or from then on until somebody mends the disk; and once the
-one before or after which the process is killed.
+For every operation, every statement it runs is in its turn the one that fails (busy, disk full,
+disk failed, read-only, corrupt), once, or from then on until somebody mends the disk; and the one
+after which the process is killed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,15 @@ KINDS: dict[str, tuple[type[sqlite3.Error], int, type[QueueError]]] = {
     "corrupt": (sqlite3.DatabaseError, sqlite3.SQLITE_CORRUPT, DatabaseCorrupt),
 }
 
+UNDO_KINDS = {"full", "failed"}
+"""After these SQLite may have rolled back by itself (its documentation of BEGIN says when)."""
+
+WAYS = {
+    False: [(False, False), (True, False)],
+    True: [(False, False), (False, True), (True, False)],
+}
+"""Whether a fault lasts, and whether SQLite itself rolls back at it; by whether it ever does."""
+
 
 @dataclass
 class Plan:
@@ -75,9 +84,7 @@ class Faulty(sqlite3.Connection):
         if plan.kind == "busy" and statement == "ROLLBACK":
             return run()  # nobody can be in its way
         plan.broken = True
-        if plan.kind == "killed before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif plan.kind == "killed after":
+        if plan.kind == "killed":
             run()
             os.kill(os.getpid(), signal.SIGKILL)
         kind, code, _ = KINDS[plan.kind]
@@ -142,7 +149,9 @@ def _put_too_many(engine: SqliteEngine, _stock: Stock) -> None:
 
 def _put_with_mine(engine: SqliteEngine, _stock: Stock) -> None:
     with engine.transaction() as tx:
-        tx.execute("UPDATE queue SET paused = paused")
+        plan, Faulty.plan = Faulty.plan, None
+        tx.execute("UPDATE queue SET paused = paused")  # whose failing is its writer's affair
+        Faulty.plan = plan
         engine.enqueue(QUEUE, [_new(0), _new(1)], tx=tx)
 
 
@@ -199,6 +208,9 @@ OPERATIONS: dict[str, Callable[[SqliteEngine, Stock], object]] = {
     "held": lambda engine, stock: engine.held(stock.holder),
 }
 
+LOOKS = {"counts", "snapshot", "find", "select", "held"}
+"""Those that write nothing."""
+
 
 class Case:
     """One operation on fresh copies of the stock, with what it looks like before and after."""
@@ -216,7 +228,7 @@ class Case:
     def opened(self) -> SqliteEngine:
         """Return an engine over a fresh copy, opened, so that only the operation can fail."""
         self.stock.copy(self.path)
-        engine = self.stock.open(self.path, lock_timeout_seconds=0.05)
+        engine = self.stock.open(self.path, lock_timeout_seconds=0.005)
         engine.version()
         return engine
 
@@ -236,14 +248,14 @@ def _is_a_sentence(error: QueueError, path: Path) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_statement_that_fails_leaves_nothing_half_done(
-    tmp_path: Path, stock: Stock, name: str, kind: str
+    memory: Path, stock: Stock, name: str, kind: str
 ) -> None:
     """The error is ours, lock and transaction are gone, all or nothing stands, and it works on."""
-    case = Case(tmp_path, stock, name)
+    case = Case(memory, stock, name)
     allowed = KINDS[kind][2]
     for number in range(1, STATEMENTS_MAX):
         broken = False
-        for lasting, undoes in ((False, False), (False, True), (True, False)):
+        for lasting, undoes in WAYS[kind in UNDO_KINDS]:
             engine = case.opened()
             Faulty.plan = plan = Plan(number, kind, lasting=lasting, undoes=undoes)
             try:
@@ -259,41 +271,38 @@ def test_a_statement_that_fails_leaves_nothing_half_done(
             assert shape(case.path) in (case.before, case.after), plan
             case.act(engine)
             engine.close()
-            assert is_whole(case.path), plan
             assert shape(case.path) == case.after, plan
+        assert is_whole(case.path)
         if not broken:
             return
     raise AssertionError("it never ran without a fault")
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in LOOKS])
 def test_a_kill_at_any_statement_leaves_nothing_half_done(
-    tmp_path: Path, stock: Stock, name: str, fork: Fork
+    memory: Path, stock: Stock, name: str, fork: Fork
 ) -> None:
     """Whoever comes after a killed process finds all or nothing, and goes on."""
-    case = Case(tmp_path, stock, name)
+    case = Case(memory, stock, name)
     for number in range(1, STATEMENTS_MAX):
-        survived = True
-        for kind in ("killed before", "killed after"):
-            stock.copy(case.path)
+        stock.copy(case.path)
 
-            def work(number: int = number, kind: str = kind) -> None:
-                engine = stock.open(case.path)
-                engine.version()
-                Faulty.plan = Plan(number, kind)
-                case.act(engine)
-
-            (code,) = exit_codes([fork(work)])
-            assert code in (0, -signal.SIGKILL)
-            survived = survived and code == 0
-            assert lock_is_free(case.path)
-            assert shape(case.path) in (case.before, case.after)
+        def work(number: int = number) -> None:
             engine = stock.open(case.path)
+            engine.version()
+            Faulty.plan = Plan(number, "killed")
             case.act(engine)
-            engine.close()
-            assert is_whole(case.path)
-            assert shape(case.path) == case.after
-        if survived:
+
+        (code,) = exit_codes([fork(work)])
+        assert code in (0, -signal.SIGKILL)
+        assert lock_is_free(case.path)
+        assert shape(case.path) in (case.before, case.after)
+        engine = stock.open(case.path)
+        case.act(engine)
+        engine.close()
+        assert is_whole(case.path)
+        assert shape(case.path) == case.after
+        if code == 0:
             return
     raise AssertionError("it never ran without a fault")
 
@@ -303,7 +312,7 @@ def test_a_kill_at_any_statement_leaves_nothing_half_done(
 
 def _first_look(stock: Stock, path: Path, place: str) -> None:
     """Open a new file, one at rest, or one that was last open before a reboot."""
-    engine = stock.open(path, lock_timeout_seconds=0.05)
+    engine = stock.open(path, lock_timeout_seconds=0.005)
     if place == "after a reboot":
         engine.clock = type(stock.clock)(boot_id="boot-1", wall_us=stock.clock.wall_us())
     try:
@@ -322,17 +331,17 @@ def _fresh(stock: Stock, path: Path, place: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["new", "at rest", "after a reboot"])
 def test_a_statement_that_fails_while_opening_leaves_nothing_half_made(
-    tmp_path: Path, stock: Stock, place: str, kind: str
+    memory: Path, stock: Stock, place: str, kind: str
 ) -> None:
     """The next opening makes or opens the store as if nothing had been."""
-    path = tmp_path / "case.db"
+    path = memory / "case.db"
     allowed = KINDS[kind][2]
     _fresh(stock, path, place)
     _first_look(stock, path, place)
     after = shape(path)
     for number in range(1, STATEMENTS_MAX):
         broken = False
-        for lasting, undoes in ((False, False), (False, True), (True, False)):
+        for lasting, undoes in WAYS[kind in UNDO_KINDS]:
             _fresh(stock, path, place)
             Faulty.plan = plan = Plan(number, kind, lasting=lasting, undoes=undoes)
             try:
@@ -352,28 +361,25 @@ def test_a_statement_that_fails_while_opening_leaves_nothing_half_made(
 
 @pytest.mark.parametrize("place", ["new", "at rest", "after a reboot"])
 def test_a_kill_while_opening_leaves_nothing_half_made(
-    tmp_path: Path, stock: Stock, place: str, fork: Fork
+    memory: Path, stock: Stock, place: str, fork: Fork
 ) -> None:
     """Whoever opens after a killed opener finds a store, or makes one."""
-    path = tmp_path / "case.db"
+    path = memory / "case.db"
     _fresh(stock, path, place)
     _first_look(stock, path, place)
     after = shape(path)
     for number in range(1, STATEMENTS_MAX):
-        survived = True
-        for kind in ("killed before", "killed after"):
-            _fresh(stock, path, place)
+        _fresh(stock, path, place)
 
-            def work(number: int = number, kind: str = kind) -> None:
-                Faulty.plan = Plan(number, kind)
-                _first_look(stock, path, place)
-
-            (code,) = exit_codes([fork(work)])
-            assert code in (0, -signal.SIGKILL)
-            survived = survived and code == 0
+        def work(number: int = number) -> None:
+            Faulty.plan = Plan(number, "killed")
             _first_look(stock, path, place)
-            assert is_whole(path)
-            assert shape(path) == after
-        if survived:
+
+        (code,) = exit_codes([fork(work)])
+        assert code in (0, -signal.SIGKILL)
+        _first_look(stock, path, place)
+        assert is_whole(path)
+        assert shape(path) == after
+        if code == 0:
             return
     raise AssertionError("it never ran without a fault")

@@ -289,10 +289,15 @@ class Service:
         return next((s.pid for s in self.slots() if s.kind is kind and s.ready_ns), 0)
 
     def running(self, job: int) -> Slot | None:
-        """Return the record of the worker that runs a job now, None when there is none."""
-        return next(
-            (s for s in self.slots() if s.state is SlotState.RUN and s.job == job and s.pid), None
-        )
+        """Return the record of the worker that is inside a job's handler, None when there is none.
+
+        The slot says so a little before the handler is called: its note is waited for too.
+        """
+        for slot in self.slots():
+            if slot.state is SlotState.RUN and slot.job == job:
+                begun = [str(job), str(slot.run), str(slot.pid)]
+                return slot if begun in self.notes("begin") else None
+        return None
 
     def kill_running(self, job: int) -> int:
         """Wait until a job runs, and kill its worker; return the worker's pid."""

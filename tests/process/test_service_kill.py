@@ -15,7 +15,6 @@ import pytest
 
 from queue_core import State
 from supervisor.slot import Kind, SlotState
-
 from tests.conftest import wait_until
 from tests.process.service import ENVIRONMENT, Maker, Service, services
 from tests.process.tree import alive
@@ -73,13 +72,11 @@ def test_the_unstarted_rest_of_a_killed_workers_batch_is_free(service: Maker) ->
     jobs = queue.put_many([*["nothing"] * 5, "once die", *["nothing"] * 5])
     wait_until(lambda: tree.done(*jobs))
     victim = jobs[5]
-    (handed,) = [event for event in tree.events("jobs_handed_back")]
+    (handed,) = tree.events("jobs_handed_back")
     assert handed["jobs"] > 1, "the batch held this job alone: the test proves nothing"
     assert {tree.runs()[job_id] for job_id in jobs if job_id != victim} == {1}
     assert {tree.job(job_id).deaths for job_id in jobs if job_id != victim} == {0}
-    assert {tuple(tree.outcomes(job_id)) for job_id in jobs if job_id != victim} == {
-        ("succeeded",)
-    }
+    assert {tuple(tree.outcomes(job_id)) for job_id in jobs if job_id != victim} == {("succeeded",)}
     assert tree.runs()[victim] == 2
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from queue_core import State, stats
-from supervisor.catalogue import PREFIX
+from queue_core import State
+from supervisor.catalogue import CATALOGUE, PREFIX, Source
 from supervisor.slot import Kind
 from tests.conftest import wait_until
 from tests.process.service import Maker, Service, services
-
 
 Counters = dict[str, dict[tuple[str, str], float]]
 
@@ -55,9 +54,10 @@ def stored(service: Service) -> Counters:
 def numbers_told(tree: Service, counted: Counters) -> Counters:
     """Return a scrape that agrees with the database; what it shows is up to a second old."""
     page = scraped(tree.get("metrics")[1])
-    for name in stats.COUNTERS:
-        told = {at: value for at, value in page[PREFIX + name].items() if value}
-        assert told == counted.get(PREFIX + name, {}), name
+    for family in CATALOGUE:
+        if family.source is Source.DATABASE and family.stored and family.type == "counter":
+            told = {at: value for at, value in page[family.name].items() if value}
+            assert told == counted.get(family.name, {}), family.name
     return page
 
 

@@ -51,6 +51,12 @@ def opened(table: SlotTable, name: str = "a/0") -> Slot:
     return slot
 
 
+def reopened(table: SlotTable, slot: Slot, name: str = "a/0") -> Slot:
+    """Return this FREE slot given to another process."""
+    slot.open(name=name, pool_index=0, kind=Kind.WORKER, now_ns=time.monotonic_ns())
+    return slot
+
+
 def in_child(work: Callable[[], None]) -> int:
     """Run a function in a forked process; return its pid."""
     pid = os.fork()
@@ -222,8 +228,7 @@ def test_a_dead_record_waits_until_it_is_freed(table: SlotTable) -> None:
     assert table.dead() == [slot]
     assert table.take() is not slot
     slot.free()
-    again = opened(table, "b/1")
-    assert again is slot
+    again = reopened(table, slot, "b/1")
     assert (again.epoch, again.cause, again.jobs_done, again.ready_ns) == (2, 0, 0, 0)
 
 
@@ -237,7 +242,7 @@ def test_a_new_process_inherits_nothing_from_the_one_before(table: SlotTable) ->
     Path(slot.stack_path).write_text("old stack")
     slot.bury(cause=1, signal=0, exit_code=1, now_ns=1)
     slot.free()
-    slot = opened(table)
+    reopened(table, slot)
     batch = slot.batch()
     assert batch is not None
     assert (batch.claims, batch.started) == ((), 0)
@@ -335,7 +340,7 @@ def test_death_while_publishing_a_batch_shows_no_batch(table: SlotTable) -> None
     assert time.monotonic() - before < 1
     slot.bury(cause=2, signal=9, exit_code=0, now_ns=1)
     slot.free()
-    assert opened(table).batch() is not None
+    assert reopened(table, slot).batch() is not None
 
 
 def test_readers_never_see_a_mixture_of_two_batches(table: SlotTable) -> None:

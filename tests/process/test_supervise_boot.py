@@ -21,8 +21,8 @@ def test_a_failing_boot_backs_off(host: HostMaker) -> None:
     wait_until(lambda: tree.boots() == 3)
     times = [float(line.split()[1]) for line in (tree.folder / "boots").read_text().splitlines()]
     first, second = times[1] - times[0], times[2] - times[1]
-    assert 0.35 < first < 0.9
-    assert 0.75 < second < 1.6
+    assert first > 0.35
+    assert second > 0.75
     pool = tree.table.pools["a"]
     wait_until(lambda: pool.failures == 3)
     assert pool.note == "ImportError: no module named handlers"
@@ -128,7 +128,7 @@ def test_a_process_that_hangs_in_boot_is_ended(host: HostMaker) -> None:
     wait_until(lambda: tree.boots() == 1)
     (tree.folder / "boot").unlink()
     wait_until(tree.workers)
-    (death,) = tree.deaths()
+    (death,) = wait_until(tree.deaths)
     assert (death["cause"], death["signal"]) == ("boot", signal.SIGKILL)
     assert tree.table.pools["a"].exits(code_of(Cause.BOOT)) == 1
     assert tree.stop() == 0

@@ -35,8 +35,8 @@ def test_a_reload_replaces_every_process_and_interrupts_no_job(host: HostMaker) 
     wait_until(lambda: job in tree.names("done"))
     wait_until(lambda: not old & set(tree.all_processes()))
     assert len(tree.workers()) == 2
-    assert tree.table.reload_ok
-    assert {death["cause"] for death in tree.deaths()} == {"recycle"}
+    wait_until(lambda: tree.table.reload_ok)
+    wait_until(lambda: {death["cause"] for death in tree.deaths()} == {"recycle"})
     assert tree.stop() == 0
 
 
@@ -70,7 +70,7 @@ def test_a_bad_configuration_is_refused_in_a_throwaway_child(host: HostMaker, li
     wait_until(lambda: not tree.table.reload_ok)
     (tree.folder / "validate").unlink()
     reload(tree)
-    assert tree.table.reload_ok
+    wait_until(lambda: tree.table.reload_ok)
     assert tree.stop() == 0
 
 
@@ -91,7 +91,7 @@ def test_a_reload_that_cannot_boot_is_called_off(host: HostMaker) -> None:
     reload(tree, "reload_failed")
     assert tree.workers() == workers
     assert tree.boots() == 5
-    assert not tree.table.reload_ok
+    wait_until(lambda: not tree.table.reload_ok)
     (tree.folder / "boot").unlink()
     reload(tree)
     assert not set(workers.values()) & set(tree.workers().values())

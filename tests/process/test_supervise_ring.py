@@ -74,6 +74,22 @@ def test_a_kill_of_the_supervisor_leaves_no_process_of_any_group(host: HostMaker
     assert (tree.folder / "keeper_left").read_text().startswith("True")
 
 
+def test_a_keeper_that_hangs_does_not_outlive_the_supervisor(host: HostMaker) -> None:
+    """Grandchildren go at once, from its signal handler; it has a last while itself."""
+    tree = host(pools=[["a", 1, {}]], constants={"supervisor.child.ORPHAN_SECONDS": 0.5}).started()
+    tree.put("grandchild stay sleep 600")
+    wait_until(lambda: (tree.folder / "grandchild").exists())
+    (tree.folder / "keeper_hang").touch()
+    keeper = tree.pid_of("keeper")
+    beats = next(slot for slot in tree.slots() if slot.name == "keeper")
+    wait_until(lambda: time.monotonic_ns() - beats.beat_ns > 600_000_000)
+    tree.send(signal.SIGKILL)
+    tree.wait()
+    wait_until(lambda: tree.all_processes() == [keeper], timeout_seconds=5)
+    wait_until(lambda: tree.all_processes() == [], timeout_seconds=5)
+    assert not (tree.folder / "keeper_left").exists()
+
+
 def test_the_next_start_sweeps_what_a_crash_of_supervisor_and_keeper_left(
     host: HostMaker,
 ) -> None:
@@ -102,11 +118,13 @@ def test_the_sweep_finds_a_fork_whose_worker_is_gone(host: HostMaker) -> None:
     tree.put("grandchild stay sleep 600")
     wait_until(lambda: (tree.folder / "grandchild").exists())
     grandchild = int((tree.folder / "grandchild").read_text())
+    worker = tree.workers()["a/0"]
     os.kill(tree.pid, signal.SIGSTOP)
     os.kill(tree.pid_of("keeper"), signal.SIGKILL)
     tree.send(signal.SIGKILL)
     tree.wait()
     wait_until(lambda: tree.all_processes() == [grandchild])
+    wait_until(lambda: not Path(f"/proc/{worker}").exists(), what="the leader is reaped")
     tree.start()
     wait_until(lambda: not alive(grandchild))
     wait_until(lambda: (tree.folder / "swept").exists())

@@ -108,6 +108,15 @@ def test_a_stopped_worker_is_killed_at_the_deadline(host: HostMaker) -> None:
     assert (death["cause"], death["signal"]) == ("drain", signal.SIGKILL)
 
 
+def test_a_job_that_leaves_with_code_0_during_the_drain_is_a_crash(host: HostMaker) -> None:
+    """The drain was asked for, this end was not: its job is not settled."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    (job,) = running(tree, "later 0.3 exit_now 0")
+    assert tree.stop() == 0
+    (death,) = tree.deaths()
+    assert (death["job"], death["cause"], death["exit_code"]) == (job, "exit", 0)
+
+
 def test_quit_cancels_at_once(host: HostMaker) -> None:
     """QUIT does not wait for the grace."""
     tree = host(grace_seconds=600).started()

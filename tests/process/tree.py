@@ -126,6 +126,12 @@ def _deaf(rest: str, folder: Path) -> None:
             time.sleep(0.05)
 
 
+def _later(rest: str, folder: Path) -> None:
+    seconds, _, line = rest.partition(" ")
+    time.sleep(float(seconds))
+    act(line, folder)
+
+
 def _environment(rest: str, folder: Path) -> None:
     (folder / "environment").write_text(json.dumps(dict(os.environ)))
 
@@ -149,6 +155,7 @@ ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "close_output": _close_output,
     "deaf": _deaf,
     "environment": _environment,
+    "later": _later,
     "nothing": lambda rest, folder: None,
 }
 

@@ -177,6 +177,17 @@ def test_too_many_deaths_in_a_minute_are_a_crash_loop() -> None:
     assert big.crash_loop_since_ns == 0
 
 
+def test_deaths_of_workers_that_got_jobs_done_count_a_tenth() -> None:
+    """Killing a working pool every five seconds is no crash loop; a storm of forks is."""
+    pool = PoolState(processes=2, ever_ready=True)
+    for second in range(0, 600, 5):
+        after_death(death(healthy=True), History(), pool, now_ns=second * SECOND_NS, random=middle)
+    assert pool.crash_loop_since_ns is None
+    for _ in range(61):
+        after_death(death(healthy=True), History(), pool, now_ns=10**12, random=middle)
+    assert pool.crash_loop_since_ns == 10**12
+
+
 def test_a_crash_loop_ends_only_after_a_quiet_while_of_a_healthy_process() -> None:
     """A sibling that has been alive for long does not end it while others still die."""
     pool = PoolState(processes=1, ever_ready=True, crash_loop_since_ns=0)

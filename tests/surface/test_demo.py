@@ -1,0 +1,171 @@
+"""The demonstration proves what it shows, and fails when the proof does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.process.tree import alive
+from tests.surface.commands import ENVIRONMENT, document, herdsman
+
+pytestmark = pytest.mark.xdist_group("demo")  # each takes the first free port from 9464 on
+
+
+@contextlib.contextmanager
+def demo(cwd: Path, *args: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a demonstration in a session of its own, and leave nothing of it behind."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "supervisor", "demo", *map(str, args)],
+        cwd=cwd, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            for pid in session(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def session(leader: int) -> list[int]:
+    """Return the living processes of a session."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader and alive(int(name)):
+                found.append(int(name))
+    return found
+
+
+def proven(facts: dict[str, Any], files: int) -> None:
+    """Check every number of the document."""
+    assert facts["files"] == files
+    assert facts["jobs_done"] == files
+    assert facts["outputs_verified"] == files
+    assert (facts["jobs_lost"], facts["jobs_dead"], facts["outputs_wrong"]) == (0, 0, [])
+    assert facts["workers_killed"] >= 1
+    assert facts["worker_restarts"] >= 1
+    assert facts["metrics_equal_database"] is True
+    assert facts["ok"] is True
+
+
+def test_the_demonstration_proves_itself_again_and_again(tmp_path: Path) -> None:
+    """Every file is accounted for, with a killed worker; a second run starts afresh."""
+    for _ in range(2):
+        finished = herdsman("demo", "--folder", "here", "--files", 60, "--json", cwd=tmp_path)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        proven(document(finished), 60)
+    assert len(list((tmp_path / "here" / "out").rglob("*.z"))) == 60
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "here").rglob("*")} == {0}
+
+
+def test_a_person_gets_a_table_and_progress(tmp_path: Path) -> None:
+    """The table is data, progress and address are messages."""
+    finished = herdsman("demo", "--folder", "here", "--files", 40, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    shown = {line[:38].strip(): line[38:].strip() for line in finished.stdout.splitlines()}
+    assert shown["every file is accounted for"] == ""
+    values = " ".join(finished.stdout.split())
+    assert "files 40" in values
+    assert "jobs done 40" in values
+    assert "jobs lost 0" in values
+    assert "metrics equal the database yes" in values
+    assert "dashboard: http://127.0.0.1:" in finished.stderr
+    assert "40 of 40 done" in finished.stderr
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """2, and nothing of it is touched."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "thesis.txt").write_text("mine")
+    finished = herdsman("demo", "--folder", "here", "--files", 5, cwd=tmp_path)
+    assert finished.returncode == 2
+    assert finished.stderr == (
+        f"herdsman: {tmp_path}/here holds something else; name an empty or new --folder\n"
+    )
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["thesis.txt"]
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    """One sentence."""
+    (tmp_path / "here").write_text("mine")
+    finished = herdsman("demo", "--folder", "here", "--files", 5, cwd=tmp_path)
+    assert finished.returncode == 2
+    assert len(finished.stderr.splitlines()) == 1
+    assert (tmp_path / "here").read_text() == "mine"
+
+
+def test_an_output_that_is_tampered_with_fails_the_demonstration(tmp_path: Path) -> None:
+    """1, and the file is named: what is verified is the output itself, not what jobs say."""
+    stop = threading.Event()
+
+    def tamper() -> None:
+        """Change an output as soon as there is one, and again should it be written anew."""
+        changed: dict[Path, int] = {}
+        while not stop.is_set():
+            for path in (tmp_path / "here" / "out").rglob("*.z"):
+                with contextlib.suppress(OSError):
+                    if not changed or changed.get(path) == path.stat().st_ino:
+                        path.write_bytes(b"0" * 64 + b"\nnot the file")
+                        changed[path] = path.stat().st_ino
+                        return
+
+    thread = threading.Thread(target=tamper)
+    thread.start()
+    try:
+        finished = herdsman("demo", "--folder", "here", "--files", 60, "--json", cwd=tmp_path)
+    finally:
+        stop.set()
+        thread.join()
+    facts = document(finished)
+    assert finished.returncode == 1
+    assert facts["ok"] is False
+    assert facts["outputs_verified"] == 59
+    assert facts["jobs_done"] == 60
+    assert len(facts["outputs_wrong"]) == 1
+
+
+def test_a_demonstration_that_runs_is_not_disturbed_and_stays_up_when_told(
+    tmp_path: Path,
+) -> None:
+    """73 for a second one in the folder; Ctrl-C ends the first, exit code 0, nothing left."""
+    with demo(tmp_path, "--folder", "here", "--files", 30, "--keep-running", "--json") as process:
+        assert process.stdout is not None
+        facts = json.loads(process.stdout.readline())
+        proven(facts, 30)
+        with urllib.request.urlopen(facts["dashboard"] + "readyz", timeout=5) as answer:
+            assert answer.status == 200
+        second = herdsman("demo", "--folder", "here", "--files", 5, cwd=tmp_path)
+        assert second.returncode == 73
+        assert len(second.stderr.splitlines()) == 1
+        with urllib.request.urlopen(facts["dashboard"] + "readyz", timeout=5) as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        wait_until(lambda: session(process.pid) == [])
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_demonstration_that_is_ended_leaves_no_service_behind(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    """Whatever ends it: its supervisor goes too, and with it the workers."""
+    with demo(tmp_path, "--folder", "here", "--files", 30, "--keep-running", "--json") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["ok"]
+        process.send_signal(signum)
+        process.wait(30)
+        wait_until(lambda: session(process.pid) == [], what="nobody is left")
