@@ -51,6 +51,15 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """A claim whose holder is gone; `suspect` if the job ran when a whole tree died before."""
+
+    holder: int
+    row: Claimed
+    suspect: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
     """What a claimer wants: up to `limit` jobs of these queues, for `lease_us`.
 
@@ -133,8 +142,8 @@ class Engine(Protocol):
 
     def abandoned(
         self, instance: str, living: Sequence[int], limit: int
-    ) -> list[tuple[int, Claimed]]:
-        """Return claims of a supervisor's holders that no longer live, each with its holder."""
+    ) -> list[Abandoned]:
+        """Return claims of a supervisor's holders that are not among the living."""
         ...
 
     def cancel(self, queue: str | None, ids: Sequence[int]) -> int:

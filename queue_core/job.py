@@ -155,7 +155,8 @@ class Settlement(NamedTuple):
 
     `to` is done, ready, delayed or dead. `charge` spends an attempt; `death`
     adds a worker death, `tree_death` one of the whole process tree, which
-    charges nothing by itself. `started_us` is None for a job that never started,
+    charges nothing by itself, and `suspect` has the job run again only when no
+    other suspect runs. `started_us` is None for a job that never started,
     which then leaves no line in the ledger. `duration_us` is measured on the
     monotonic clock. `delay_us` counts for `to=delayed`, `reason` for `to=dead`.
     `row` is what was claimed, if its claimer still has it: it spares a look.
@@ -167,6 +168,7 @@ class Settlement(NamedTuple):
     charge: bool = True
     death: bool = False
     tree_death: bool = False
+    suspect: bool = False
     delay_us: int = 0
     reason: Reason | None = None
     started_us: int | None = None

@@ -38,6 +38,8 @@ Takes = Literal["payload", "job", "payload, job", "payload, job=job"]
 
 log = structlog.get_logger("herdsman.handlers")
 
+HANDLER_CHANGED_PROCESS: Final = "handler_changed_process"
+
 _DONE: Final = Done()
 _decode: Final = json.JSONDecoder().decode
 # The C function under signal.getsignal: without the conversion to an enum, which costs 2 µs a
@@ -278,10 +280,10 @@ class Surroundings:
         try:
             os.fchdir(self._folder_fd)
         except OSError as error:
-            log.warning("handler_changed_process", what="folder", error=error.strerror)
+            log.warning(HANDLER_CHANGED_PROCESS, what="folder", error=error.strerror)
         os.umask(self._umask)
         if before is not None and self.signals() != before:
             for number, handler in zip(_SIGNALS, before, strict=True):
                 if handler is not None and _handler_of(number) != handler:
                     signal.signal(number, handler)
-            log.warning("handler_changed_process", what="signal handlers")
+            log.warning(HANDLER_CHANGED_PROCESS, what="signal handlers")

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Literal
 
 from queue_core import stats
@@ -225,12 +226,14 @@ BY_NAME: Final[Mapping[str, Family]] = {family.name: family for family in CATALO
 class Expected:
     """What the configuration promises: names that get zeros before anything happened.
 
-    `pairs` are (queue, task); `target_wait_seconds` is per queue.
+    `pairs` are (queue, task); `target_wait_seconds` is per queue. `config_hash`
+    changes when anything in the configuration does.
     """
 
     queues: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     target_wait_seconds: Mapping[str, float] = field(default_factory=dict)
+    config_hash: str = ""
 
 
 def expected(settings: Settings) -> Expected:
@@ -248,6 +251,7 @@ def expected(settings: Settings) -> Expected:
         target_wait_seconds={
             name: queue.target_wait_seconds for name, queue in settings.queues.items()
         },
+        config_hash=sha256(settings.model_dump_json().encode()).hexdigest()[:12],
     )
 
 

@@ -38,6 +38,8 @@ from supervisor.slots import SlotTable
 
 log = structlog.get_logger("herdsman.child")
 
+PROCESS_FAILED: Final = "process_failed"
+
 ORPHAN_SECONDS: Final = 30.0
 """For the keeper to settle what it can once the supervisor is gone; no statement waits longer."""
 
@@ -324,7 +326,7 @@ def _run_main(role: Role, child: Child) -> int:
         slot.note = slot.note or f"left by sys.exit({error.code!r})"
     except BaseException as error:
         slot.note = f"{type(error).__name__}: {error}"
-        log.error("process_failed", process=role.name, exc_info=True)
+        log.error(PROCESS_FAILED, process=role.name, exc_info=True)
         code = 1
     if role.kind is Kind.KEEPER and child.orphaned:
         kill_groups(child.table)

@@ -7,10 +7,9 @@ that fails is tried again a little later without stopping the others.
 
 from __future__ import annotations
 
-import random
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,23 +17,14 @@ import structlog
 
 from queue_core.engine import Engine
 from queue_core.errors import QueueError
-from queue_core.job import Claimed, Outcome, Settlement, State
+from queue_core.job import Claimed, Settlement
 from queue_core.queue import LEASE_SECONDS_DEFAULT, open_engine
-from queue_core.retry import (
-    DEFAULT_BACKOFF,
-    Backoff,
-    Crashed,
-    Interrupted,
-    LeaseLost,
-    Result,
-    Retry,
-    settle,
-)
+from queue_core.retry import LeaseLost
 from supervisor.child import Child, kill_groups
-from supervisor.logs import register
-from supervisor.policy import CAUSES, EXIT_OK, Cause
-from supervisor.settings import HandlerSettings, Settings
-from supervisor.slot import Kind, Slot, SlotState
+from supervisor.deaths import Judge, cause_of, release
+from supervisor.policy import EXIT_OK
+from supervisor.settings import Settings
+from supervisor.slot import Kind, SlotState
 from supervisor.slots import DUTIES, SlotsError, SlotTable, previous_slots
 from supervisor.telling import fault_of, line_of, tell_death
 
@@ -45,7 +35,6 @@ JOBS_RECOVERED: Final = "jobs_recovered"
 LEASES_REAPED: Final = "leases_reaped"
 JOBS_PRUNED: Final = "jobs_pruned"
 UPKEEP_FAILED: Final = "upkeep_failed"
-register(JOBS_HANDED_BACK, JOBS_RECOVERED, LEASES_REAPED, JOBS_PRUNED, UPKEEP_FAILED)
 
 TICK_SECONDS: Final = 0.1
 EXTEND_SECONDS: Final = 20.0
@@ -55,6 +44,8 @@ RELIEVE_AFTER_NS: Final = 250_000_000
 REAP_SECONDS: Final = 1.0
 PRUNE_SECONDS: Final = 5.0
 LIMIT: Final = 500
+ABANDONED_MAX: Final = 100_000
+"""More than all slots of the largest tree can hold; what is over is left to the leases."""
 PRUNE_LIMIT: Final = 2_000
 RETRY_SECONDS: Final = 1.0
 OPERATIONS: Final = dict.fromkeys(DUTIES, "finish") | {
@@ -97,6 +88,7 @@ class Keeper:
         self._recovered = False
         self._configured = False
         self._tell = line_of(settings.logs)
+        self._deaths = Judge(settings=settings, now_us=engine.now_us)
         self._relieved: dict[int, tuple[int, int]] = {}  # slot: the long job it was relieved of
         # In this order: a live worker's lease is renewed before any lease is judged.
         self._duties = [
@@ -161,60 +153,26 @@ class Keeper:
     # ------------------------------------------------------------ the dead
 
     def _bury(self) -> None:
-        """Settle what dead workers held: finished is done, running is charged, the rest is free."""
+        """Settle what dead workers held, and free their slots."""
         for slot in self._table.dead():
             if slot.kind is Kind.WORKER and slot.holder:
                 held = self._engine.held(slot.holder)
-                settlements = [self._after_death(slot, row) for row in held]
-                self._engine.finish(settlements)
-                for row, settlement in zip(held, settlements, strict=True):
-                    tell_death(self._tell, row, settlement)
+                settled = [(row, self._deaths.of_worker(slot, row)) for row in held]
+                self._finish(settled)
                 if held:
                     log.warning(
                         JOBS_HANDED_BACK,
                         worker=slot.name,
-                        cause=_cause(slot),
+                        cause=cause_of(slot),
                         jobs=len(held),
-                        charged=sum(settlement.charge for settlement in settlements),
+                        charged=sum(settlement.charge for _, settlement in settled),
                     )
             slot.free()
 
-    def _after_death(self, slot: Slot, row: Claimed, *, tree: bool = False) -> Settlement:
-        batch = slot.batch()
-        at = (row.id, row.run)
-        position = batch.claims.index(at) if batch is not None and at in batch.claims else -1
-        if batch is None or position < 0 or position >= batch.started:
-            return _release(row, tree=tree)
-        if position in batch.finished:
-            return self._done(row, batch.finished[position])
-        ran_us = max(0, time.monotonic_ns() - slot.started_ns) // 1000
-        cause = _cause(slot)
-        result = _result_of_death(slot, cause, tree=tree)
-        settled = self._settle(row, result, self._engine.now_us() - ran_us, ran_us)
-        return settled._replace(cause=None if tree else cause, tree_death=tree)
-
-    def _done(self, row: Claimed, took_us: int) -> Settlement:
-        return Settlement(
-            claim=row.claim,
-            to=State.DONE,
-            outcome=Outcome.SUCCEEDED,
-            started_us=self._engine.now_us() - took_us,
-            duration_us=took_us,
-        )
-
-    def _settle(
-        self, row: Claimed, result: Result, started_us: int | None, duration_us: int
-    ) -> Settlement:
-        handler = self._settings.handlers.get(row.task)
-        return settle(
-            row,
-            result,
-            policy=_policy(handler),
-            max_attempts_default=(handler or self._settings.defaults).max_attempts,
-            random=random.random(),
-            started_us=started_us,
-            duration_us=duration_us,
-        )
+    def _finish(self, settled: Sequence[tuple[Claimed, Settlement]]) -> None:
+        self._engine.finish([settlement for _, settlement in settled])
+        for row, settlement in settled:
+            tell_death(self._tell, row, settlement)
 
     def _recover(self) -> None:
         """Hand back what an earlier run of this instance left claimed; we hold its lock now.
@@ -236,28 +194,22 @@ class Keeper:
             for slot in table.slots
             if slot.holder and slot.state is not SlotState.FREE
         }
-        total = 0
-        while True:
-            living = [slot.holder for slot in self._table.slots if slot.holder]
-            rows = self._engine.abandoned(self._settings.instance, living, LIMIT)
-            self._engine.finish(
-                [
-                    self._after_death(slots[holder], row, tree=True)
-                    if holder in slots
-                    else _release(row, tree=True)
-                    for holder, row in rows
-                ]
-            )
-            total += len(rows)
+        left = self._engine.abandoned(self._settings.instance, self._living(), ABANDONED_MAX)
+        # Read again: a worker that came meanwhile shows its holder before it claims anything.
+        living = set(self._living())
+        settled = self._deaths.of_tree([one for one in left if one.holder not in living], slots)
+        for start in range(0, len(settled), LIMIT):
+            self._finish(settled[start : start + LIMIT])
             self._child.slot.beat()
-            if len(rows) < LIMIT:
-                break
         for table in tables:
             table.unlink()
             table.close()
         self._recovered = True
-        if total:
-            log.warning(JOBS_RECOVERED, jobs=total)
+        if settled:
+            log.warning(JOBS_RECOVERED, jobs=len(settled))
+
+    def _living(self) -> list[int]:
+        return [slot.holder for slot in self._table.slots if slot.holder]
 
     # ------------------------------------------------------------ the living
 
@@ -292,8 +244,8 @@ class Keeper:
             ended = {batch.claims[at]: took_us for at, took_us in batch.finished.items()}
             held = [(row, (row.id, row.run)) for row in self._engine.held(slot.holder)]
             self._engine.finish(
-                [self._done(row, ended[at]) for row, at in held if at in ended]
-                + [_release(row) for row, at in held if at in rest]
+                [self._deaths.done(row, ended[at]) for row, at in held if at in ended]
+                + [release(row) for row, at in held if at in rest]
             )
             self._relieved[slot.index] = job
 
@@ -313,7 +265,7 @@ class Keeper:
             log.warning(LEASES_REAPED, jobs=len(reaped))
 
     def _judge(self, row: Claimed, started: bool) -> Settlement:
-        settled = self._settle(row, LeaseLost(), row.claimed_us if started else None, 0)
+        settled = self._deaths.settle(row, LeaseLost(), row.claimed_us if started else None, 0)
         tell_death(self._tell, row, settled)
         return settled
 
@@ -353,55 +305,6 @@ class Keeper:
                     stored["paused"] = options.paused
             self._engine.configure(name, **stored)
         self._configured = True
-
-
-def _release(row: Claimed, *, tree: bool = False) -> Settlement:
-    return Settlement(
-        claim=row.claim,
-        to=State.READY,
-        outcome=Outcome.INTERRUPTED,
-        charge=False,
-        tree_death=tree,
-    )
-
-
-def _cause(slot: Slot) -> Cause:
-    code = slot.cause
-    return CAUSES[code - 1] if 0 < code <= len(CAUSES) else Cause.EXIT
-
-
-def _result_of_death(slot: Slot, cause: Cause, *, tree: bool) -> Result:
-    """Return what the death of a worker means for the job it ran.
-
-    The death of the whole tree charges nobody: which job was to blame cannot be known.
-    """
-    if tree:
-        return Interrupted(error=f"worker {slot.name} died with the whole process tree")
-    how = f"signal {slot.signal}" if slot.signal else f"exit code {slot.exit_code}"
-    error = f"worker {slot.name} died while running the job: {cause} ({how})"
-    stack = slot.stack_text() or None
-    if cause is Cause.TIMEOUT:
-        return Retry(
-            error="the job ran past its timeout and its worker was killed",
-            traceback=stack,
-            outcome=Outcome.TIMED_OUT,
-        )
-    if cause in {Cause.DRAIN, Cause.RECYCLE, Cause.SCALE}:
-        return Interrupted(error=error)
-    return Crashed(cause=cause, error=error, traceback=stack)
-
-
-def _policy(handler: HandlerSettings | None) -> Backoff:
-    if handler is None:
-        return DEFAULT_BACKOFF
-    options = handler.backoff
-    return Backoff(
-        kind=options.kind,
-        base_seconds=options.base_seconds,
-        factor=options.factor,
-        cap_seconds=options.cap_seconds,
-        jitter=options.jitter,
-    )
 
 
 def _microseconds(seconds: float | None) -> int | None:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import select
 import sys
 import time
 import traceback
@@ -24,6 +25,8 @@ from typing import Any, Final, Protocol, TextIO
 
 import structlog
 
+from supervisor import traceparent
+
 LINE_BYTES_MAX: Final = 4096
 """Longest line, newline included: a pipe takes this much in one piece (PIPE_BUF on Linux)."""
 CUT: Final = "…[cut]"
@@ -31,15 +34,36 @@ REDACTED: Final = "[redacted]"
 DEPTH_MAX: Final = 5
 ITEMS_MAX: Final = 100
 
-EVENTS: Final[set[str]] = {
-    "message",  # a record of the standard library; its text is under `message`
-    "handler_changed_process",  # a handler left the folder or signal handlers changed
-    "logs_lost",  # a line, or the log file, could not be written
-}  # fmt: skip
-"""The closed list of event names. Modules add theirs with `register` when they are imported."""
+MESSAGE: Final = "message"
+LOGS_LOST: Final = "logs_lost"
+
+EVENTS: Final = frozenset({
+    MESSAGE,  # a record of the standard library; its text is under `message`
+    LOGS_LOST,  # a line, or the log file, could not be written
+    # the supervisor
+    "supervisor_started", "supervisor_ready", "supervisor_draining", "supervisor_stopped",
+    "supervisor_gave_up", "signal_received", "signal_refused", "host_slept",
+    "reload_started", "reload_finished", "reload_failed", "restart_failed",
+    # its processes
+    "worker_started", "worker_exited", "worker_start_failed", "worker_signalled",
+    "worker_recycled", "process_failed", "process_stacks", "process_status",
+    "process_unkillable", "strangers_reaped",
+    "pool_crash_loop", "pool_parked", "pool_recovered",
+    "pool_drained", "pool_resumed", "pool_restarted",
+    # jobs
+    "attempt_finished", "job_retries", "job_died", "claim_stale",
+    "handlers_unusable", "handler_changed_process", "database_trouble",
+    # the keeper
+    "jobs_handed_back", "jobs_recovered", "leases_reaped", "jobs_pruned", "upkeep_failed",
+    # the web
+    "web_listening", "web_not_started", "web_stopped",
+})  # fmt: skip
+"""The closed list of event names: what tools that read the log may rely on."""
+
+STUCK_SECONDS: Final = 0.1
+"""Wait for a reader that does not read; after that lines are dropped until it does again."""
 
 _HEAD: Final = frozenset({"timestamp", "level", "event", "logger"})
-_NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _SECRET: Final = re.compile(r"password|passwd|token|secret|authorization|api_?key", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -73,17 +97,14 @@ class RunningJob(Protocol):
         """Attempts charged before this one."""
         ...
 
+    @property
+    def headers(self) -> str | None:
+        """The headers as stored; a `traceparent` in them names the job's trace."""
+        ...
+
 
 current_job: ContextVar[RunningJob | None] = ContextVar("herdsman_job", default=None)
-"""The job that runs in this context; its id, queue, task and attempt join every line."""
-
-
-def register(*names: str) -> None:
-    """Add event names to `EVENTS`; raises ValueError when one is not snake_case."""
-    for name in names:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no event name; write lower_case_words")
-        EVENTS.add(name)
+"""The job that runs in this context; its id, queue, task, attempt and trace join every line."""
 
 
 class _Sink:
@@ -94,6 +115,7 @@ class _Sink:
         self.stream: TextIO | None = None
         self.owned = False
         self.lost = 0
+        self._stuck = False
 
     def aim(self, fd: int | None, stream: TextIO | None, *, owned: bool) -> None:
         old, was_owned = self.fd, self.owned
@@ -106,13 +128,24 @@ class _Sink:
         try:
             if self.fd is not None:
                 # One write: lines of processes that share the descriptor do not interleave.
-                if os.write(self.fd, line) != len(line):
+                if not self._takes(self.fd) or os.write(self.fd, line) != len(line):
                     self.lost += 1
             elif self.stream is not None:
                 self.stream.write(line.decode(errors="replace"))
                 self.stream.flush()
         except (OSError, ValueError):  # EPIPE, ENOSPC, EAGAIN, or a closed stream
             self.lost += 1
+
+    def _takes(self, fd: int) -> bool:
+        """Whether a line can be written without waiting; a full pipe would stop the worker.
+
+        A pipe is writable when it has room for PIPE_BUF bytes, and no line is longer.
+        """
+        waiter = select.poll()
+        waiter.register(fd, select.POLLOUT)
+        ready = bool(waiter.poll(0 if self._stuck else STUCK_SECONDS * 1000))
+        self._stuck = not ready
+        return ready
 
 
 _sink: Final = _Sink()
@@ -167,9 +200,7 @@ def reopen(path: Path) -> bool:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path, flags, 0o600)
     except OSError as error:
-        structlog.get_logger("herdsman.logs").error(
-            "logs_lost", path=str(path), error=error.strerror
-        )
+        structlog.get_logger("herdsman.logs").error(LOGS_LOST, path=str(path), error=error.strerror)
         return False
     _sink.aim(fd, None, owned=True)
     return True
@@ -191,7 +222,7 @@ class _Handler(logging.Handler):
     """Bring records of the standard library onto the same path."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields: dict[str, Any] = {"event": "message"}
+        fields: dict[str, Any] = {"event": MESSAGE}
         try:
             fields["message"] = record.getMessage()
         except Exception as error:
@@ -217,7 +248,7 @@ def _process(logger: Any, method: str, fields: MutableMapping[str, Any]) -> byte
 def _line(name: str, level: str, fields: dict[str, Any]) -> bytes:
     """Build one finished line; never raises."""
     try:
-        event = str(fields.pop("event", "message"))
+        event = str(fields.pop("event", MESSAGE))
         whole: dict[str, Any] = {
             "timestamp": _now(), "level": level, "event": event, "logger": name,
         }  # fmt: skip
@@ -228,6 +259,8 @@ def _line(name: str, level: str, fields: dict[str, Any]) -> bytes:
                 job_id=job.id, run=job.run, queue=job.queue, task=job.task,
                 attempt=job.attempts + 1,
             )  # fmt: skip
+            if (trace := traceparent.of_headers(job.headers)) is not None:
+                whole["trace_id"] = trace.trace_id
         exc_info = fields.pop("exc_info", None)
         whole.update({k: v for k, v in fields.items() if k not in _HEAD})
         if exc_info:
@@ -236,7 +269,7 @@ def _line(name: str, level: str, fields: dict[str, Any]) -> bytes:
     except Exception as error:
         _sink.lost += 1
         kind = type(error).__name__
-        return f'{{"event":"logs_lost","level":"error","error":"{kind}"}}\n'.encode()
+        return f'{{"event":"{LOGS_LOST}","level":"error","error":"{kind}"}}\n'.encode()
 
 
 def _now() -> str:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import product
 from typing import Final
 
 from supervisor.policy import Cause, code_of
+from supervisor.slot import FAULT_OPERATIONS, FAULTS
 from supervisor.slots import (
+    DUTIES,
     Kind,
     Pool,
     Slot,
@@ -94,6 +97,7 @@ class PoolFacts:
     note: str
     drained: bool = False
     failures: int = 0
+    lease_failures: int = 0
 
     @property
     def internal(self) -> bool:
@@ -102,12 +106,22 @@ class PoolFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DutyFacts:
+    """When a duty of the keeper last succeeded, by whichever keeper, and how long it took."""
+
+    age_seconds: float
+    took_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
     """The tree at one moment.
 
     `keeper_age_seconds` is None when no keeper lives. `resident_bytes` is the
     memory of the live processes, `cpu_us` the time used by each process still
-    in the table, dead ones too: `(pool, slot, epoch)` to microseconds.
+    in the table, dead ones too: `(pool, slot, epoch)` to microseconds. `duties`
+    are those of the keeper that succeeded at least once, `faults` the failed
+    transactions by `(operation, kind)`.
     """
 
     pools: tuple[PoolFacts, ...]
@@ -118,6 +132,8 @@ class ProcessFacts:
     reload_ok: bool
     resident_bytes: Mapping[str, int]
     cpu_us: Mapping[tuple[str, int, int], int]
+    duties: Mapping[str, DutyFacts] = field(default_factory=dict)
+    faults: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -170,7 +186,27 @@ def read_processes(table: SlotTable, now_ns: int | None = None) -> ProcessFacts:
         reload_ok=table.reload_ok,
         resident_bytes=resident,
         cpu_us=cpu_us,
+        duties=_duties(table, now_ns),
+        faults=dict(
+            zip(
+                product(FAULT_OPERATIONS, FAULTS),
+                map(sum, zip(*(slot.faults() for slot in table.slots), strict=True)),
+                strict=True,
+            )
+        ),
     )
+
+
+def _duties(table: SlotTable, now_ns: int) -> dict[str, DutyFacts]:
+    found = {}
+    for name in DUTIES:
+        duty = table.duty(name)
+        if duty is not None:
+            ended_ns, took_ns = duty
+            found[name] = DutyFacts(
+                age_seconds=_since(ended_ns, now_ns), took_seconds=took_ns / 1e9
+            )
+    return found
 
 
 def attach_living(database: str, instance: str) -> SlotTable | None:
@@ -224,6 +260,7 @@ def _pool(pool: Pool, now_ns: int) -> PoolFacts:
         note=pool.note,
         drained=bool(pool.drained),
         failures=pool.failures,
+        lease_failures=pool.lease_failures,
     )
 
 

@@ -288,15 +288,15 @@ class Slot(Record):
 
         Words, and not rows of the database: that is what cannot be written now.
         """
-        self._w[self._fault_word(operation, fault)] += 1
+        at = FAULT_OPERATIONS.index(operation) * len(FAULTS) + FAULTS.index(fault)
+        self._w[_FAULTS + at] += 1
 
-    def faults(self, operation: str, fault: str) -> int:
-        """Return how many transactions failed in the processes that have had this record."""
-        return self._w[self._fault_word(operation, fault)]
+    def faults(self) -> list[int]:
+        """Return how many transactions failed in the processes that have had this record.
 
-    @staticmethod
-    def _fault_word(operation: str, fault: str) -> int:
-        return _FAULTS + FAULT_OPERATIONS.index(operation) * len(FAULTS) + FAULTS.index(fault)
+        For each of FAULT_OPERATIONS, in its order, one number for each of FAULTS.
+        """
+        return self._w[_FAULTS : _FAULTS + len(FAULT_OPERATIONS) * len(FAULTS)].tolist()
 
     # ---- keeper -----------------------------------------------------------------------
 

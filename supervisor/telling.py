@@ -23,14 +23,13 @@ from queue_core.errors import (
 )
 from queue_core.job import Claimed, Outcome, Settlement, State
 from queue_core.retry import Result
-from supervisor.logs import register
+from supervisor import traceparent
 from supervisor.sections import LogSettings
 from supervisor.tracing import Spans, outcome_of
 
 log = structlog.get_logger("herdsman.attempts")
 
 ATTEMPT_FINISHED: Final = "attempt_finished"
-register(ATTEMPT_FINISHED)
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _MEMORY_UNIT: Final = 1024  # Linux counts ru_maxrss in KiB
@@ -135,13 +134,15 @@ def tell_death(tell: Tell | None, row: Claimed, settlement: Settlement) -> None:
 
 
 def _who(row: Claimed) -> dict[str, Any]:
-    return {
+    who = {
         "job_id": row.id,
         "run": row.run,
         "queue": row.queue,
         "task": row.task,
         "attempt": row.attempts + 1,
     }
+    trace = traceparent.of_headers(row.headers)
+    return who if trace is None else {**who, "trace_id": trace.trace_id}
 
 
 def _cpu_seconds() -> float:

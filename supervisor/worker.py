@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -26,7 +26,6 @@ from queue_core.queue import LEASE_SECONDS_DEFAULT, open_engine
 from queue_core.retry import Done, Interrupted, Result, Retry, settle
 from supervisor import handlers, telling, tracing
 from supervisor.child import Child, JobInterrupted, SoftTimeout
-from supervisor.logs import register
 from supervisor.policy import EXIT_CONFIG, EXIT_OK, EXIT_UNAVAILABLE
 from supervisor.settings import PoolSettings, Settings
 from supervisor.slot import BATCH_MAX, SlotState
@@ -38,7 +37,6 @@ JOB_DIED: Final = "job_died"
 CLAIM_STALE: Final = "claim_stale"
 HANDLERS_UNUSABLE: Final = "handlers_unusable"
 DATABASE_TROUBLE: Final = "database_trouble"
-register(JOB_RETRIES, JOB_DIED, CLAIM_STALE, HANDLERS_UNUSABLE, DATABASE_TROUBLE)
 
 TURN_SECONDS: Final = 0.010
 """Work claimed at once; measured, it brings batches of 256 for no-op jobs and 1 for slow ones."""
@@ -98,7 +96,7 @@ class Worker:
         self._seconds = TURN_SECONDS  # per job, by experience; begins at one job a turn
         self._trouble = 0
         self._unsettled: list[Settlement] = []
-        self._run = self._call
+        self._run: Callable[[handlers.Handler, Claimed], Result] = self._call
 
     def watch(self, tell: telling.Tell | None, spans: tracing.Spans | None) -> None:
         """Tell of each attempt from now on, in the log and in traces; None tells nothing."""

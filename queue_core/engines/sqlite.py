@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from queue_core import stats
-from queue_core.engine import ClaimRequest, Holder, Verdict
+from queue_core.engine import Abandoned, ClaimRequest, Holder, Verdict
 from queue_core.engines import (
     sqlite_claim,
     sqlite_enqueue,
@@ -186,16 +186,21 @@ class SqliteEngine(SqliteMaintenance):
 
         return self._file.read(work, snapshot=True)
 
-    def abandoned(
-        self, instance: str, living: Sequence[int], limit: int
-    ) -> list[tuple[int, Claimed]]:
-        """Return claims of a supervisor's holders that no longer live, each with its holder."""
+    def abandoned(self, instance: str, living: Sequence[int], limit: int) -> list[Abandoned]:
+        """Return claims of a supervisor's holders that are not among the living."""
         parameters = {"instance": instance, "living": json.dumps(list(living)), "limit": limit}
 
-        def work(connection: sqlite3.Connection) -> list[tuple[int, Claimed]]:
+        def work(connection: sqlite3.Connection) -> list[Abandoned]:
             names = self._all_names(connection)
             rows = connection.execute(SQL["claim_abandoned"], parameters).fetchall()
-            return [(row[19], sqlite_reads.claimed(row, names[row[18]])) for row in rows]
+            return [
+                Abandoned(
+                    holder=row[19],
+                    row=sqlite_reads.claimed(row, names[row[18]]),
+                    suspect=bool(row[20]),
+                )
+                for row in rows
+            ]
 
         return self._file.read(work, snapshot=True)
 
@@ -262,9 +267,9 @@ class SqliteEngine(SqliteMaintenance):
     # ------------------------------------------------------------ promote
 
     def promote(self, limit: int) -> int:
-        """Make delayed jobs that are due ready; return how many."""
+        """Make delayed jobs that are due ready; return how many. A suspect may run again, too."""
         now_us = self.clock.wall_us()
-        if not self._file.read(lambda connection: sqlite_upkeep.due_queues(connection, now_us)):
+        if not self._file.read(lambda connection: sqlite_upkeep.promotable(connection, now_us)):
             return 0
         promoted = self._write(
             lambda connection, tally, now_us: sqlite_upkeep.promote(
@@ -309,9 +314,7 @@ class SqliteEngine(SqliteMaintenance):
     def replay(self, queue: str | None, ids: Sequence[int]) -> int:
         """Make dead jobs ready with no attempt spent; return how many were dead."""
 
-        def work(
-            connection: sqlite3.Connection, tally: Tally, now_us: int
-        ) -> tuple[int, set[int]]:
+        def work(connection: sqlite3.Connection, tally: Tally, now_us: int) -> tuple[int, set[int]]:
             scope = self._scope(connection, queue)
             number, queues = sqlite_upkeep.replay(connection, tally, now_us, scope, ids)
             self._operated(tally, "replay", number)

@@ -53,6 +53,7 @@ CREATE TABLE job (
     max_attempts INTEGER,
     deaths INTEGER NOT NULL DEFAULT 0,
     tree_deaths INTEGER NOT NULL DEFAULT 0,
+    suspect INTEGER NOT NULL DEFAULT 0,
     task TEXT NOT NULL,
     job_key TEXT,
     headers TEXT,
@@ -73,6 +74,7 @@ CREATE TABLE job (
 );
 CREATE INDEX job_ready ON job (queue, priority DESC, seq) WHERE state = 'ready' AND parked = 0;
 CREATE INDEX job_parked ON job (task) WHERE state = 'ready' AND parked = 1;
+CREATE INDEX job_suspect ON job (state, parked) WHERE suspect = 1;
 CREATE INDEX job_delayed ON job (queue, due_us, id) WHERE state = 'delayed';
 CREATE INDEX job_claimed ON job (lease_us, holder) WHERE state = 'claimed';
 
@@ -263,8 +265,11 @@ SELECT queue, count(*) FROM job WHERE state = 'claimed' GROUP BY queue;
 
 -- name: boot_release
 -- After a reboot every claim is void: its process is gone, and its lease counts another clock.
+-- A power cut is nobody's fault; a job that met three is a suspect (parked 2).
 UPDATE job SET state = 'ready', holder = NULL, lease_us = NULL, started = 0,
-    tree_deaths = tree_deaths + 1
+    tree_deaths = tree_deaths + 1,
+    suspect = CASE WHEN tree_deaths >= 2 THEN 1 ELSE suspect END,
+    parked = CASE WHEN tree_deaths >= 2 THEN 2 ELSE 0 END
 WHERE state = 'claimed';
 
 -- name: hold_insert
@@ -397,7 +402,7 @@ SELECT job.id, run, task,
     coalesce(job.payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
     enqueued_us, ready_us, claimed_us, expires_us, enqueued_us + delay_us, started, seq, queue,
-    job.holder
+    job.holder, suspect
 FROM job JOIN holder ON holder.id = job.holder
 WHERE state = 'claimed' AND instance = :instance
     AND job.holder NOT IN (SELECT value FROM json_each(:living))
@@ -421,7 +426,10 @@ WHERE state = 'claimed' AND lease_us < :lease
 -- caller compares the runs, inside the same write transaction.
 SELECT id, run, queue, task, attempts, ready_us, enqueued_us + delay_us, claimed_us, job_key,
     started
-FROM job WHERE state = 'claimed' AND id IN (SELECT value FROM json_each(:ids));
+FROM job WHERE +state = 'claimed' AND id IN (SELECT value FROM json_each(:ids));
+
+-- name: finish_is_done
+SELECT 1 FROM done WHERE id = :id AND run = :run AND outcome = 'succeeded';
 
 -- name: finish_done
 -- takes id, run, started, now; by number, since a batch binds hundreds.
@@ -446,10 +454,14 @@ FROM job WHERE id = :id AND run = :run AND state = 'claimed';
 DELETE FROM job WHERE id = ?1 AND run = ?2 AND state = 'claimed';
 
 -- name: finish_ready
--- keeps seq: a released job goes back to where it stood.
+-- keeps seq: a released job goes back to where it stood. A suspect waits (parked 2)
+-- until promote_suspect lets it run.
 UPDATE job SET state = 'ready', holder = NULL, lease_us = NULL, started = 0,
     attempts = attempts + :charge, deaths = deaths + :death,
-    tree_deaths = tree_deaths + :tree_death, ready_us = CASE WHEN :charge THEN :now ELSE ready_us END
+    tree_deaths = tree_deaths + :tree_death,
+    suspect = CASE WHEN :suspect OR (:tree_death AND tree_deaths >= 2) THEN 1 ELSE suspect END,
+    parked = CASE WHEN :suspect OR (:tree_death AND tree_deaths >= 2) THEN 2 ELSE 0 END,
+    ready_us = CASE WHEN :charge THEN :now ELSE ready_us END
 WHERE id = :id AND run = :run AND state = 'claimed';
 
 -- name: finish_delayed
@@ -504,6 +516,19 @@ ORDER BY due_us, id LIMIT :limit;
 -- ready_us is when it became due, not when we came by: the wait counts from there.
 UPDATE job SET state = 'ready', seq = :seq, ready_us = min(due_us, :now)
 WHERE id = :id AND state = 'delayed';
+
+-- name: promote_suspects_wait
+-- returns whether a suspect waits and none runs or is about to.
+SELECT 1 WHERE EXISTS (
+        SELECT 1 FROM job WHERE suspect = 1 AND state = 'ready' AND parked = 2)
+    AND NOT EXISTS (SELECT 1 FROM job WHERE suspect = 1 AND state = 'claimed')
+    AND NOT EXISTS (SELECT 1 FROM job WHERE suspect = 1 AND state = 'ready' AND parked = 0);
+
+-- name: promote_suspect
+-- lets one suspect run; the caller has asked promote_suspects_wait in this transaction.
+UPDATE job SET parked = 0 WHERE id = (
+    SELECT id FROM job WHERE suspect = 1 AND state = 'ready' AND parked = 2 ORDER BY id LIMIT 1)
+RETURNING queue;
 
 -- ---------------------------------------------------------------- reap
 

@@ -310,9 +310,10 @@ class SqliteFile:
     # ------------------------------------------------------------ open and close
 
     def _open(self, deadline: float) -> sqlite3.Connection:
-        self._check()
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check()
+            for folder in (*reversed(self.path.parent.parents), self.path.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)  # parents=True leaves those above open
             self._take_lock(deadline)
             if not self.path.exists():
                 # Made by us first, so that it is private, and with it the log that
@@ -334,7 +335,7 @@ class SqliteFile:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"file:{quote(str(self.path))}?mode=rw",
+            f"file:{quote(os.fsencode(self.path))}?mode=rw",
             uri=True,
             isolation_level=None,
             check_same_thread=False,
@@ -425,7 +426,8 @@ class SqliteFile:
         if not self._log.unsure:
             return
         try:
-            self.checkpoint(flush=False)
+            if not self.checkpoint(flush=False):
+                raise QueueBusy("a long reader keeps the log from being copied")
         except QueueError as error:
             raise DurabilityUnknown(
                 f"{self.path}: an earlier flush failed and the checkpoint that would mend it "

@@ -56,6 +56,10 @@ def settle(
     for settlement in settlements:
         claim = settlement.claim
         row = held.get(claim.id)
+        if row is None and settlement.row is not None and _is_done(connection, settlement):
+            # The keeper settled what this worker had finished, while a long job kept it busy.
+            results.append(Settled(claim=claim, state=State.DONE))
+            continue
         if row is None or row.run != claim.run:
             results.append(Stale(claim=claim))
             # Worker and keeper may both hand back a job that never started; that is no anomaly.
@@ -79,6 +83,14 @@ def settle(
         _move(connection, state, rows)
     start_key_life(connection, keys, now_us)
     return results, woken
+
+
+def _is_done(connection: sqlite3.Connection, settlement: Settlement) -> bool:
+    parameters = {"id": settlement.claim.id, "run": settlement.claim.run}
+    return (
+        settlement.to is State.DONE
+        and connection.execute(SQL["finish_is_done"], parameters).fetchone() is not None
+    )
 
 
 class SomeStale(Exception):
@@ -181,6 +193,7 @@ def _parameters(settlement: Settlement, row: _Held, now_us: int) -> dict[str, An
         "charge": int(settlement.charge),
         "death": int(settlement.death),
         "tree_death": int(settlement.tree_death),
+        "suspect": int(settlement.suspect),
         "due": now_us + settlement.delay_us,
         "reason": settlement.reason,
         "error": cut(settlement.error, ERROR_LENGTH_MAX),

@@ -26,11 +26,24 @@ def due_queues(connection: sqlite3.Connection, now_us: int) -> list[int]:
     return [queue for queue, due in connection.execute(SQL["promote_next"]) if due <= now_us]
 
 
+def promotable(connection: sqlite3.Connection, now_us: int) -> bool:
+    """Whether a delayed job is due, or a suspect may run."""
+    return bool(due_queues(connection, now_us)) or suspect_waits(connection)
+
+
+def suspect_waits(connection: sqlite3.Connection) -> bool:
+    """Whether a job that ran when a whole tree died waits for its turn, and none runs."""
+    return connection.execute(SQL["promote_suspects_wait"]).fetchone() is not None
+
+
 def promote(
     connection: sqlite3.Connection, tally: Tally, now_us: int, limit: int
 ) -> dict[int, int]:
-    """Make due jobs ready; return how many of each queue."""
+    """Make due jobs ready, and let one suspect run; return how many were due, by queue."""
     promoted: dict[int, int] = {}
+    if suspect_waits(connection):
+        for (queue,) in connection.execute(SQL["promote_suspect"]).fetchall():
+            promoted[queue] = 0
     for queue in due_queues(connection, now_us):
         room = limit - sum(promoted.values())
         if room <= 0:
@@ -51,7 +64,7 @@ def promote(
         )
         tally.move(queue, State.DELAYED, State.READY, len(ids))
         tally.add(queue, "", stats.PROMOTED, "", len(ids))
-        promoted[queue] = len(ids)
+        promoted[queue] = promoted.get(queue, 0) + len(ids)
     return promoted
 
 
@@ -108,7 +121,7 @@ def cancel(
     for _, queue_id, task, state, _, parked in rows:
         tally.move(queue_id, state, State.CANCELLED)
         tally.add(queue_id, task, stats.JOBS_FINISHED, "cancelled")
-        tally.add(queue_id, task, stats.PARKED, "", -parked)
+        tally.add(queue_id, task, stats.PARKED, "", -int(parked == 1))
     keys = [(row[1], row[4], row[0]) for row in rows if row[4] is not None]
     sqlite_finish.start_key_life(connection, keys, now_us)
     return len(rows)

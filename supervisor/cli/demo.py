@@ -40,6 +40,7 @@ class _Story:
     began: float = field(default_factory=time.monotonic)
     killed: list[int] = field(default_factory=list)
     killed_at: float = 0.0
+    killed_us: int = 0
     rerun_seconds: float | None = None
 
 
@@ -154,16 +155,16 @@ def _kill_once(
         return
     deadline = time.monotonic() + 0.2
     while time.monotonic() < deadline:
-        at = time.monotonic()
+        at, at_us = time.monotonic(), queue.engine.now_us()
         job = service.kill_a_worker()
         if job is not None:
             story.killed.append(job)
-            story.killed_at = at
+            story.killed_at, story.killed_us = at, at_us
             return
 
 
 def _look_for_rerun(queue: Queue[dict[str, str]], story: _Story) -> None:
-    """Note how long after the kill the killed job started again, by its own ledger."""
+    """Note how long after the kill the killed job started again, as its own ledger says."""
     if not story.killed or story.rerun_seconds is not None:
         return
     job = queue.find(story.killed[-1])
@@ -171,7 +172,7 @@ def _look_for_rerun(queue: Queue[dict[str, str]], story: _Story) -> None:
         return
     first, second = job.ledger[-2:]
     if first.outcome == "crashed":
-        story.rerun_seconds = max(0.0, (second.started_us - first.finished_us) / 1_000_000)
+        story.rerun_seconds = max(0.0, (second.started_us - story.killed_us) / 1_000_000)
 
 
 def _prove(

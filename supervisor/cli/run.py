@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -22,6 +22,8 @@ from supervisor.cli.context import Config, Database, settings_for
 from supervisor.cli.errors import CommandFailed
 
 if TYPE_CHECKING:
+    from queue_core.lockfile import InstanceLock
+    from supervisor.child import Child
     from supervisor.settings import Settings
     from supervisor.slots import SlotTable
     from supervisor.supervise import Tree
@@ -49,15 +51,8 @@ def run(config: Config = None, database: Database = None, instance: Instance = N
 
 def serve(settings: Settings) -> int:
     """Supervise until told to stop; return the exit code."""
-    from supervisor import supervise
     from supervisor.apart import run_apart
-    from supervisor.slots import (
-        SlotsError,
-        SlotTable,
-        previous_slots,
-        slots_capacity,
-        slots_path,
-    )
+    from supervisor.slots import SlotsError
 
     configure_logs(settings)
     lock = _take_lock(settings)
@@ -69,25 +64,42 @@ def serve(settings: Settings) -> int:
             output.say(f"herdsman: {line}")
         lock.close()
         return code
+    try:
+        return _supervise(settings, lock.fileno())
+    except (SlotsError, RuntimeError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _supervise(settings: Settings, lock_fd: int) -> int:
+    """Lay out the slots, end what a crashed run left behind, and supervise."""
+    from supervisor import supervise
+    from supervisor.slots import SlotTable, previous_slots, slots_capacity, slots_path
+
     path = slots_path(settings.database, settings.instance)
     processes = sum(pool.processes for pool in settings.pools.values())
-    try:
-        table = SlotTable.create(
-            path,
-            instance_uuid=str(uuid.uuid4()),
-            pools=list(settings.pools),
-            capacity=slots_capacity(processes),
-        )
-    except SlotsError as error:
-        raise CommandFailed(str(error)) from error
+    table = SlotTable.create(
+        path,
+        instance_uuid=str(uuid.uuid4()),
+        pools=list(settings.pools),
+        capacity=slots_capacity(processes),
+    )
     with closing(table):
         for before in previous_slots(path):
-            with closing(SlotTable.attach(before)) as old:
-                supervise.sweep(old)
+            _sweep(before)
         # From here the lock is supervise's: it is closed in every child first, and here last.
-        code = supervise.run(tree(settings, table, lock.fileno()))
-        table.unlink()
+        code = supervise.run(tree(settings, table, lock_fd))
+        if not table.dead():  # else it tells the next start which jobs ran
+            table.unlink()
         return code
+
+
+def _sweep(before: Path) -> None:
+    """End what is left of a crashed run; records of another version tell us nothing."""
+    from supervisor import supervise
+    from supervisor.slots import SlotsError, SlotTable
+
+    with suppress(SlotsError), closing(SlotTable.attach(before)) as old:
+        supervise.sweep(old)
 
 
 def check(settings: Settings) -> tuple[int, str]:
@@ -146,7 +158,7 @@ def configure_logs(settings: Settings) -> None:
         logs.reopen(settings.logs.file)
 
 
-def _take_lock(settings: Settings):  # type: ignore[no-untyped-def]
+def _take_lock(settings: Settings) -> InstanceLock | None:
     from queue_core import open_engine
     from queue_core.clock import SystemClock
     from queue_core.engines import sqlite_faults
@@ -197,7 +209,7 @@ class _WorkerMain:
     settings: Settings
     pool: str
 
-    def __call__(self, child):  # type: ignore[no-untyped-def]
+    def __call__(self, child: Child) -> int:
         from supervisor import worker
 
         return worker.main(child, self.settings, self.pool)
@@ -207,7 +219,7 @@ class _WorkerMain:
 class _KeeperMain:
     settings: Settings
 
-    def __call__(self, child):  # type: ignore[no-untyped-def]
+    def __call__(self, child: Child) -> int:
         from supervisor import keeper
 
         return keeper.main(child, self.settings)
@@ -217,7 +229,7 @@ class _KeeperMain:
 class _WebMain:
     settings: Settings
 
-    def __call__(self, child):  # type: ignore[no-untyped-def]
+    def __call__(self, child: Child) -> int:
         from supervisor import web
 
         return web.serve(child, self.settings, self.settings.database)

@@ -28,8 +28,11 @@ from supervisor.web.app import application
 from supervisor.web.guard import ANSWER_SECONDS_MAX, Hosts
 from supervisor.web.sources import Opener, Sources
 
-logs.register("web_listening", "web_not_started", "web_stopped")
 log = structlog.get_logger("herdsman.web")
+
+WEB_LISTENING: Final = "web_listening"
+WEB_NOT_STARTED: Final = "web_not_started"
+WEB_STOPPED: Final = "web_stopped"
 
 CONNECTIONS_MAX: Final = 100
 HEADER_BYTES_MAX: Final = 16 * 1024
@@ -52,7 +55,7 @@ def run(child: Child, settings: Settings, database: str) -> int:
     except WebError as error:
         # The supervisor backs off and tries again; the workers go on without us.
         child.slot.note = str(error)
-        log.error("web_not_started", why=str(error))
+        log.error(WEB_NOT_STARTED, why=str(error))
         return 1
     sources = Sources(
         Opener(lambda: open_engine(database, create=False)),
@@ -63,7 +66,7 @@ def run(child: Child, settings: Settings, database: str) -> int:
     )
     app = application(sources, hosts=Hosts(settings.web.host), token=token)
     child.ready()
-    log.info("web_listening", address=url(listener))
+    log.info(WEB_LISTENING, address=url(listener))
 
     def beat() -> bool:
         child.clear_wake()
@@ -75,7 +78,7 @@ def run(child: Child, settings: Settings, database: str) -> int:
         return child.stopping
 
     serve(app, listener, beat=beat, wake_fd=child.wake_fd)
-    log.info("web_stopped")
+    log.info(WEB_STOPPED)
     return 0
 
 

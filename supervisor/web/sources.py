@@ -21,8 +21,6 @@ from supervisor.reading import CACHE_SECONDS, Reader, ReadFailed, numbers
 from supervisor.web.status import document, readiness
 
 DEAD_SHOWN: Final = 10
-DEAD_LOOKED_AT: Final = 200
-"""Dead letters read to find the latest ones; the lists of the engine go by id, not by time."""
 PAGE_WAIT_SECONDS: Final = 3.0
 READY_WAIT_SECONDS: Final = 2.0
 """A database that takes longer to answer a small read is not ready for jobs."""
@@ -48,6 +46,7 @@ class Source(Protocol):
         reason: Reason | None = None,
         limit: int = 100,
         after: int = 0,
+        newest: bool = False,
     ) -> list[Record]:
         """Return one page of jobs in a state."""
         ...
@@ -79,9 +78,7 @@ class Opener:
 
     def latest_dead(self) -> tuple[Record, ...]:
         """Return the dead letters that died last, newest first."""
-        found = self.source.select(State.DEAD, limit=DEAD_LOOKED_AT)
-        found.sort(key=lambda record: (record.finished_us or 0, record.id), reverse=True)
-        return tuple(found[:DEAD_SHOWN])
+        return tuple(self.source.select(State.DEAD, limit=DEAD_SHOWN, newest=True))
 
 
 class Sources:

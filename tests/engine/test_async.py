@@ -23,6 +23,7 @@ from queue_core import (
     State,
 )
 from queue_core.aio import PutOptions, QueueOptions
+from queue_core.lockfile import FileLock
 from tests.conftest import WAIT_SECONDS_MAX
 
 
@@ -306,6 +307,32 @@ def test_a_transaction_is_kept_whole(database: Path) -> None:
         async with queue.transaction() as tx:
             assert await tx.execute("SELECT id FROM orders") == [(1,)]
         assert await queue.qsize() == 1
+
+    in_loop(database, work)
+
+
+def test_a_transaction_that_began_for_nobody_is_undone(database: Path) -> None:
+    """Cancelled while it waits for the lock, it may still begin: it ends at once, by itself."""
+
+    async def work(queue: AsyncQueue[Any]) -> None:
+        await queue.put(1)
+        lock = FileLock(Path(f"{database.resolve()}.lock"))
+        assert lock.acquire(5)
+
+        async def unit() -> None:
+            async with queue.transaction():
+                raise AssertionError("the lock was held")
+
+        task = asyncio.create_task(unit())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        lock.release()
+        lock.close()
+        await asyncio.wait_for(queue.put(2), WAIT_SECONDS_MAX)
+        with Queue[Any](database, "jobs", lock_timeout_seconds=5) as other:
+            other.put(3)
 
     in_loop(database, work)
 

@@ -33,9 +33,7 @@ def shared(database: Path) -> Any:
 
 
 @pytest.mark.parametrize("round_", range(20))
-def test_parent_and_child_may_both_put_and_close(
-    database: Path, fork: Fork, round_: int
-) -> None:
+def test_parent_and_child_may_both_put_and_close(database: Path, fork: Fork, round_: int) -> None:
     """A connection carried over a fork would let the parent's close unlink the child's log."""
     queue: Queue[Any] = Queue(database, QUEUE)
     queue.put("parent before")
@@ -51,8 +49,7 @@ def test_parent_and_child_may_both_put_and_close(
     queue.close()
     assert exit_codes([pid]) == [0]
     assert payloads(database) == sorted(
-        f'"{text}"'
-        for text in ("parent before", "parent after", *(f"child {n}" for n in range(5)))
+        f'"{text}"' for text in ("parent before", "parent after", *(f"child {n}" for n in range(5)))
     )
 
 
@@ -114,9 +111,7 @@ def test_a_fork_waits_for_the_put_of_another_thread(
     assert len(set(done)) == len(done)
 
 
-def test_threads_may_fork_at_the_same_time(
-    shared: Queue[Any], database: Path
-) -> None:
+def test_threads_may_fork_at_the_same_time(shared: Queue[Any], database: Path) -> None:
     """Two forks at once do not mix up what each has to open again."""
     failed: list[Any] = []
 
@@ -218,7 +213,7 @@ def test_threads_share_one_queue(engine: Engine, queue: Queue[Any]) -> None:
 
 
 def test_threads_with_an_engine_each_share_one_file(open_engine: OpenEngine) -> None:
-    """flock does not part threads of one process; it must not make them part of each other."""
+    """A flock does not part threads of one process; it must not make them part of each other."""
     queues: list[Queue[Any]] = [Queue("unused", QUEUE, engine=open_engine()) for _ in range(6)]
 
     def work(queue: Queue[Any]) -> None:

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from queue_core import (
     Outcome,
     PayloadInvalid,
     Queue,
+    QueueClosed,
     QueueError,
     QueueFull,
     Reason,
     State,
     codec,
 )
+from queue_core.engines import sqlite_backup
 from queue_core.engines.sqlite import SqliteEngine
 from queue_core.engines.sqlite_maintenance import has_wal_reset_bug
 from queue_core.upkeep import PROBLEMS_MAX, ImportJob, Upkeep
@@ -228,6 +230,29 @@ def test_a_blocking_put_gives_up_in_time(database: Path) -> None:
         assert queue.put(1, key="k", block=True).duplicate  # needs no room
 
 
+def test_closing_ends_the_waits_of_others(database: Path) -> None:
+    """A get and a put that wait in other threads learn that the queue was closed."""
+    queue = Queue[int](database, "jobs", max_depth=1)
+    queue.put(1, delay=100)  # neither to be had nor gone
+    told: list[BaseException] = []
+
+    def waits(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except QueueClosed as error:
+            told.append(error)
+
+    calls = (queue.get, lambda: queue.put(1, block=True))
+    threads = [threading.Thread(target=waits, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+        thread.join(0.05)
+    queue.close()
+    for thread in threads:
+        thread.join(20)
+    assert len(told) == 2
+
+
 # --- vacuum -------------------------------------------------------------------------------------
 
 
@@ -305,8 +330,15 @@ def test_a_backup_into_a_folder_that_is_not_there_is_one_sentence(
         queue.backup(tmp_path / "missing" / "copy.db")
 
 
-def test_a_backup_is_of_one_moment_while_others_write(queue: Queue[Any], tmp_path: Path) -> None:
-    """Writers go on during the copy, and it still ends, with counters that equal its rows."""
+def test_a_backup_is_of_one_moment_while_others_write(
+    queue: Queue[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writers go on during the copy, and it still ends, with counters that equal its rows.
+
+    A page a step gives writers time between two: a copy that began anew after
+    each of their commits would never end.
+    """
+    monkeypatch.setattr(sqlite_backup, "PAGES_PER_STEP", 1)
     queue.put_many([ROW_PAYLOAD] * 1500)
     stop = threading.Event()
     written: list[int] = []

@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     # statement: (the step of the plan that may be there, why)
     "boot_instances": ("SCAN job USING INDEX job_claimed", ONCE),
     "boot_depths": ("SCAN job USING INDEX job_claimed", ONCE),
+    "reap_next": ("SCAN job USING INDEX job_claimed", "reads the first entry alone"),
     "boot_release": ("SCAN job USING INDEX job_claimed", ONCE),
     "claim_held": ("SCAN job USING INDEX job_claimed", CLAIMED),
     "claim_abandoned": ("SCAN job USING INDEX job_claimed", CLAIMED),
@@ -45,7 +46,7 @@ SORTS: dict[str, str] = {
 }
 
 
-class Any1(dict[str, object]):
+class Anything(dict[str, object]):
     """Give every named parameter a value."""
 
     def __missing__(self, name: str) -> object:
@@ -79,9 +80,9 @@ def connection(
 
 def plan(connection: sqlite3.Connection, text: str) -> list[str]:
     """Return the steps by which SQLite would run a statement."""
-    parameters: Mapping[str, object] | list[object] = [1] * text.count("?")
-    if ":" in text:
-        parameters = Any1()
+    numbered = [int(number) for number in re.findall(r"\?(\d+)", text)]
+    number = max(numbered, default=text.count("?"))
+    parameters: Mapping[str, object] | list[object] = [1] * number if number else Anything()
     rows = connection.execute(f"EXPLAIN QUERY PLAN {text}", parameters)
     return [str(row[3]) for row in rows]
 

@@ -199,12 +199,14 @@ def test_a_lease_lost_is_noted_by_the_heartbeat(
     def handler(job: Job[Any]) -> None:
         queue.ack(job)
         wait_until(noted)
+        threading.Event().wait(0.1)  # five more beats, which must not come
 
     worker = Worker(queue, handler, heartbeat_seconds=0.02)
     ran = worker.run_once()
     worker.close()
     assert ran is not None
     assert not ran.settled
+    assert caplog.text.count("lost its lease while its handler runs") == 1
 
 
 def test_the_heartbeat_follows_from_job_to_job(database: Path) -> None:

@@ -300,10 +300,11 @@ class Service:
         return None
 
     def kill_running(self, job: int) -> int:
-        """Wait until a job runs, and kill its worker; return the worker's pid."""
+        """Wait until a job runs, and kill its worker; return when, in microseconds."""
         pid = wait_until(lambda: (slot := self.running(job)) and slot.pid, what=f"{job} runs")
+        killed_us = time.time_ns() // 1000
         os.kill(pid, signal.SIGKILL)
-        return int(pid)
+        return killed_us
 
     # ---- jobs -------------------------------------------------------------------------
 

@@ -27,13 +27,6 @@ def service(tmp_path: Path) -> Iterator[Maker]:
         yield make
 
 
-def rerun_us(tree: Service, job_id: int) -> int:
-    """Return how long after its worker's death a job began again, by its own ledger."""
-    first, second = tree.job(job_id).ledger[:2]
-    assert first.outcome == "crashed"
-    return second.started_us - first.finished_us
-
-
 def all_done_once_left(tree: Service) -> None:
     """Check that nothing is left behind after a drain."""
     assert tree.stop() == 0
@@ -55,7 +48,7 @@ def test_a_killed_worker_loses_nothing_and_charges_the_running_job_alone(service
     assert crash.cause == "signal"
     assert crash.error is not None
     assert "signal 9" in crash.error
-    assert rerun_us(tree, victim) < 1_000_000
+    assert tree.job(victim).ledger[1].started_us - crash.finished_us < 1_000_000
     assert tree.job(victim).deaths == 1
     for job_id in [*before, *after]:
         assert tree.runs()[job_id] == 1, "it was run again"
@@ -87,11 +80,13 @@ def test_twenty_killed_workers_in_a_row_cost_less_than_a_second_each(service: Ma
     waits_us = []
     for number in range(20):
         job_id = queue.put(f"once wait never{number}")
-        tree.kill_running(job_id)
+        killed_us = tree.kill_running(job_id)
         wait_until(lambda job_id=job_id: tree.done(job_id))
         assert tree.outcomes(job_id) == ["crashed", "succeeded"]
-        assert tree.job(job_id).ledger[0].cause == "signal"
-        waits_us.append(rerun_us(tree, job_id))
+        crash, rerun = tree.job(job_id).ledger
+        assert crash.cause == "signal"
+        # From the kill itself: the ledger's end of the crashed attempt is when it was noticed.
+        waits_us.append(rerun.started_us - killed_us)
     median_ms = statistics.median(waits_us) / 1000
     print(f"median {median_ms:.0f} ms, worst {max(waits_us) / 1000:.0f} ms", file=sys.stderr)
     assert max(waits_us) < 1_000_000, waits_us

@@ -40,12 +40,13 @@ def bring(kind: str, source: Path, database: Path, *options: object, code: int =
 
 
 def arrived(database: Path, queue: str) -> dict[str, list[Job[Any]]]:
-    """Return every job of a queue by state, with its ledger, in the order of ids."""
+    """Return every job of a queue by state, with its ledger if few, in the order of ids."""
     with Queue[Any](database, queue) as opened:
         found: dict[str, list[Job[Any]]] = {}
         for state in State:
-            jobs = [opened.find(job.id) for job in opened.jobs(state, limit=10_000)]
-            found[state.value] = [job for job in jobs if job is not None]
+            jobs = opened.jobs(state, limit=10_000)
+            whole = [opened.find(job.id) for job in jobs[:100]]
+            found[state.value] = [job for job in whole if job is not None] + jobs[100:]
         assert opened.recount() == []
         assert opened.check(full=True) == []
     return found

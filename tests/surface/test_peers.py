@@ -162,6 +162,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "typed generics": ("typing/test_typing.py::test_types_are_inferred_and_misuse_is_refused",),
     # --- concurrency, durability, upkeep
     "processes": ("engine/test_claim.py::test_no_job_is_claimed_twice_by_processes_at_once",),
+    "closing ends waits": ("engine/test_maintenance.py::test_closing_ends_the_waits_of_others",),
     "threads": ("engine/test_fork.py::test_threads_share_one_queue",),
     "forks": ("engine/test_fork.py::test_parent_and_child_may_both_put_and_close",),
     "one transaction with the user's own rows": (
@@ -206,8 +207,6 @@ ANSWERED: dict[str, str] = {
     "on how it is set; a caller's own statements run inside transaction().",
     "attempts of a stored job lowered later": "max_attempts is stored with the job or taken from "
     "who settles it, so a lowered default holds from the next failure on.",
-    "closing interrupts waits": "A waiting get looks again every second, a blocking put every "
-    "quarter; both then say that the queue was closed.",
     "Windows": "The write lock, forks and signals are POSIX.",
     "network filesystems": "Refused unless allowed by name, as locks cannot be trusted there.",
     "compatibility with old SQLite": "From 3.35 on, as RETURNING needs; builds with the log bug "
@@ -216,7 +215,7 @@ ANSWERED: dict[str, str] = {
 
 
 @cache
-def tests_of(name: str) -> frozenset[str]:
+def named_in(name: str) -> frozenset[str]:
     """Return the names of the tests in a file."""
     tree = ast.parse((TESTS / name).read_text())
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
@@ -228,7 +227,7 @@ def test_each_feature_is_shown_by_a_test(feature: str) -> None:
     assert SHOWN[feature]
     for shown in SHOWN[feature]:
         name, _, test = shown.partition("::")
-        assert test in tests_of(name), shown
+        assert test in named_in(name), shown
 
 
 def test_each_other_row_has_an_answer() -> None:

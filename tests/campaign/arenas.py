@@ -1,0 +1,196 @@
+"""Run users of a database and kill them at random: under a supervisor, and without one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from queue_core import Queue
+from supervisor.slot import Kind
+
+from tests.campaign.accounts import Books
+from tests.campaign.roles import BATCH_MAX, HANDLERS, consume, produce
+from tests.conftest import wait_until
+from tests.process.service import Service
+
+SETTLE_SECONDS_MAX = 90.0
+
+
+class Arena:
+    """A database, those who use it, and whoever is killed next."""
+
+    producers = 3
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder = folder
+        self.chance = chance
+        self.kills: list[tuple[int, int]] = []
+        self.killed: Counter[str] = Counter()
+        self._pids: dict[int, Callable[[], None]] = {}
+        self._kinds: dict[int, str] = {}
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.database = folder / "data" / "herdsman.db"
+
+    # ---- processes ----
+
+    def begin(self) -> None:
+        """Make the database, and start everybody."""
+        with Queue(self.database, "work", max_depth=None) as queue:
+            queue.counts()
+            queue.put({"n": "first", "do": "ok", "times": 1, "ms": 0, "fill": ""})
+        with closing(sqlite3.connect(self.database)) as connection:
+            connection.execute("CREATE TABLE mine (n TEXT PRIMARY KEY)")
+            connection.commit()
+        for _ in range(self.producers):
+            self._fork("producer", self._produce)
+
+    def _produce(self) -> None:
+        produce(self.folder, self.database, "work", self.chance.randrange(2**60))
+
+    def _fork(self, kind: str, work: Callable[[], None]) -> int:
+        self.chance.random()  # so that each child's chance differs
+        if (pid := os.fork()) == 0:
+            try:
+                work()
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        self._pids[pid], self._kinds[pid] = work, kind
+        return pid
+
+    def _children(self, kind: str) -> list[int]:
+        return [pid for pid, found in self._kinds.items() if found == kind]
+
+    def _kill_child(self, pid: int) -> None:
+        """Kill a child of ours and reap it."""
+        kind = self._kinds.pop(pid)
+        del self._pids[pid]
+        gone, status = os.waitpid(pid, os.WNOHANG)
+        if gone:
+            raise AssertionError(f"a {kind} ended by itself, status {status}")
+        self._kill(pid, kind)
+        os.waitpid(pid, 0)
+
+    def _kill(self, pid: int, kind: str) -> None:
+        os.kill(pid, signal.SIGKILL)
+        self.kills.append((pid, time.monotonic_ns()))
+        self.killed[kind] += 1
+
+    # ---- the campaign ----
+
+    def strike(self) -> None:
+        """Kill one process at random, and put another in its place."""
+        raise NotImplementedError
+
+    def campaign(self, kills: int, pause_seconds: float) -> None:
+        """Kill until so many were."""
+        while len(self.kills) < kills:
+            time.sleep(self.chance.uniform(0, 2 * pause_seconds))
+            self.strike()
+
+    def settle(self) -> None:
+        """End the producers, and wait until no job is left to do."""
+        for pid in self._children("producer"):
+            self._kill_child(pid)
+        with Queue(self.database, "work") as queue:
+            wait_until(
+                lambda: queue.counts().live == 0,
+                timeout_seconds=SETTLE_SECONDS_MAX,
+                poll_seconds=0.05,
+                what="every job is done or dead",
+            )
+
+    def books(self) -> Books:
+        """Return the accounts, when everybody is gone."""
+        return Books(self.folder, self.database)
+
+    def faults(self, books: Books) -> list[str]:
+        """Return what is wrong with the accounts."""
+        # The first job, and what each killed producer may have put and not noted.
+        return list(books.faults(unnoted_max=1 + self.killed["producer"] * BATCH_MAX))
+
+    def end(self) -> None:
+        """Kill and reap whoever is left."""
+        for pid in list(self._pids):
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        self._pids.clear()
+        self._kinds.clear()
+
+
+class Supervised(Arena):
+    """Producers beside `herdsman run`: workers, keeper and the whole tree are killed too."""
+
+    def begin(self) -> None:
+        """Start the service as well."""
+        self.service = Service(self.folder, processes=3, max_attempts=100, database=self.database)
+        (self.folder / "service_handlers.py").write_text(HANDLERS)
+        super().begin()
+        self.service.started()
+
+    def strike(self) -> None:
+        """Kill a producer, a worker, the keeper, or all of them by way of the supervisor."""
+        kind = self.chance.choices(["producer", "worker", "keeper", "supervisor"], [40, 42, 13, 5])[0]
+        if kind == "producer":
+            self._kill_child(self.chance.choice(self._children("producer")))
+            self._fork("producer", self._produce)
+        elif kind == "supervisor":
+            self._kill(self.service.pid, kind)
+            self.service.wait()
+            self.service.start()
+        else:
+            keeper = self.service.pid_of(Kind.KEEPER)
+            pids = [keeper] if kind == "keeper" else list(self.service.workers().values())
+            if pids and all(pids):
+                with suppress(ProcessLookupError):
+                    self._kill(self.chance.choice(pids), kind)
+
+    def settle(self) -> None:
+        """Let the service finish what is left, and stop it."""
+        super().settle()
+        code = self.service.stop()
+        assert code == 0, self.service.output()
+
+    def end(self) -> None:
+        """Leave nothing of the service either."""
+        super().end()
+        if hasattr(self, "service"):
+            self.service.clean()
+
+
+class Library(Arena):
+    """Producers and get-and-ack loops that use the library alone."""
+
+    consumers = 3
+
+    def begin(self) -> None:
+        """Start the loops as well."""
+        super().begin()
+        for _ in range(self.consumers):
+            self._fork("consumer", self._consume)
+
+    def _consume(self) -> None:
+        consume(self.folder, self.database, "work")
+
+    def strike(self) -> None:
+        """Kill a producer or a consumer."""
+        kind = self.chance.choice(["producer", "consumer"])
+        pid = self.chance.choice(self._children(kind))
+        work = self._pids[pid]
+        self._kill_child(pid)
+        self._fork(kind, work)
+
+    def settle(self) -> None:
+        """Let the loops finish what is left, and end them."""
+        super().settle()
+        for pid in self._children("consumer"):
+            self._kill_child(pid)
