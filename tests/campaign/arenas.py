@@ -34,7 +34,7 @@ class Arena:
         self.chance = chance
         self.kills: list[tuple[int, int]] = []
         self.killed: Counter[str] = Counter()
-        self._pids: dict[int, Callable[[], None]] = {}
+        self._pids: dict[int, Callable[[int], None]] = {}
         self._kinds: dict[int, str] = {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.database = folder / "data" / "herdsman.db"
@@ -52,14 +52,14 @@ class Arena:
         for _ in range(self.producers):
             self._fork("producer", self._produce)
 
-    def _produce(self) -> None:
-        produce(self.folder, self.database, "work", self.chance.randrange(2**60))
+    def _produce(self, seed: int) -> None:
+        produce(self.folder, self.database, "work", seed)
 
-    def _fork(self, kind: str, work: Callable[[], None]) -> int:
-        self.chance.random()  # so that each child's chance differs
+    def _fork(self, kind: str, work: Callable[[int], None]) -> int:
+        seed = self.chance.getrandbits(60)  # of each child another
         if (pid := os.fork()) == 0:
             try:
-                work()
+                work(seed)
             except BaseException:
                 traceback.print_exc()
             os._exit(1)
@@ -178,7 +178,7 @@ class Library(Arena):
         for _ in range(self.consumers):
             self._fork("consumer", self._consume)
 
-    def _consume(self) -> None:
+    def _consume(self, _seed: int) -> None:
         consume(self.folder, self.database, "work")
 
     def strike(self) -> None:
