@@ -37,6 +37,10 @@ format: $(VENV)/.installed-dev ## Rewrite the sources in the one style
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
+.PHONY: campaign
+campaign: $(VENV)/.installed-dev ## Kill 500 processes at random and account for every job
+	$(BIN)/python -m tests.campaign.kills
+
 .PHONY: clean
 clean: ## Remove what the commands above made; keeps var/, where databases live
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \

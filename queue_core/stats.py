@@ -75,7 +75,7 @@ OPERATIONS: Final = (
     "enqueue", "claim", "extend", "finish", "promote", "reap", "replay", "prune",
     "transaction", "checkpoint", "other",
 )  # fmt: skip
-"""What the write lock is taken for; a worker's turn is a claim, or a finish when it only settles."""
+"""What the write lock is taken for; a worker's turn is a claim, a finish when it only settles."""
 ACTIONS: Final = ("cancel", "replay", "discard", "prune", "pause", "resume")
 VIAS: Final = ("library", "cli", "web")
 """How an operator reached the queue."""

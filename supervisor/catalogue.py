@@ -190,7 +190,7 @@ CATALOGUE: Final[tuple[Family, ...]] = (
     _family(_P, "gauge", "keeper_heartbeat_timestamp_seconds",
             "When the keeper last made progress; absent when there is none."),
     _family(_P, "gauge", "reaper_last_run_timestamp_seconds",
-            "When leases were last looked at for those that ran out; absent before the first time."),
+            "When leases were last looked through for expired ones; absent before that."),
     _family(_P, "gauge", "keeper_duty_last_run_timestamp_seconds",
             "When a duty of the keeper last succeeded; absent before the first time.",
             ("duty",), DUTIES),

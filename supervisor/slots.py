@@ -31,9 +31,9 @@ from supervisor.slotpaths import (
 )
 
 __all__ = [
-    "BATCH_MAX", "DUTIES", "KEEPER_POOL", "WEB_POOL", "BatchView", "Kind", "Pool", "Slot", "SlotState",
-    "SlotTable", "SlotsError", "find_slots", "previous_slots", "resident_bytes", "slots_capacity",
-    "slots_path", "start_time",
+    "BATCH_MAX", "DUTIES", "KEEPER_POOL", "WEB_POOL", "BatchView", "Kind", "Pool", "Slot",
+    "SlotState", "SlotTable", "SlotsError", "find_slots", "previous_slots", "resident_bytes",
+    "slots_capacity", "slots_path", "start_time",
 ]  # fmt: skip
 
 DUTIES: Final = (

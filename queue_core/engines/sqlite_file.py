@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from queue_core.engines import forks, sqlite_faults
 from queue_core.engines.sql import load
-from queue_core.engines.sqlite_log import Log
+from queue_core.engines.sqlite_log import Log, make_folder
 from queue_core.engines.sqlite_times import LockTimes
 from queue_core.errors import (
     DatabaseError,
@@ -312,8 +312,7 @@ class SqliteFile:
     def _open(self, deadline: float) -> sqlite3.Connection:
         try:
             self._check()
-            for folder in (*reversed(self.path.parent.parents), self.path.parent):
-                folder.mkdir(mode=0o700, exist_ok=True)  # parents=True leaves those above open
+            make_folder(self.path.parent)
             self._take_lock(deadline)
             if not self.path.exists():
                 # Made by us first, so that it is private, and with it the log that

@@ -113,6 +113,22 @@ class Log:
             self._fd = -1
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, private, and make sure that a power cut leaves them.
+
+    SQLite syncs the folder of its files, and leaves the entry of a new folder to chance.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_data(descriptor: int) -> None:
     """Bring a file's data to the disk itself; macOS needs F_FULLFSYNC for that."""
     if hasattr(os, "fdatasync"):

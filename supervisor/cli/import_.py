@@ -1,4 +1,4 @@
-"""Bring jobs of another queue in: `herdsman import`.
+"""Take in the jobs of another queue: `herdsman import`.
 
 Boundary: options and words; `supervisor.importing` does the work.
 """

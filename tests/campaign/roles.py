@@ -73,9 +73,8 @@ def write(folder: Path, name: str, *words: object) -> None:
     os.close(descriptor)
 
 
-def payload(chance: random.Random, serial: str, **more: Any) -> dict[str, Any]:
+def payload(chance: random.Random, do: str, serial: str, **more: Any) -> dict[str, Any]:
     """Return a job's data: a serial that no other job has, and what its handler is to do."""
-    do = chance.choices(["ok", "fail", "reject", "exhaust"], [75, 13, 6, 6])[0]
     slow = chance.random() < 0.1
     return {
         "n": serial,
@@ -95,11 +94,13 @@ def produce(folder: Path, database: Path, queue_name: str, seed: int) -> None:
     while True:
         way = chance.choices(["put", "many", "key", "tx", "delay"], [40, 15, 20, 10, 15])[0]
         number = chance.randint(2, BATCH_MAX) if way == "many" else 1
+        do = chance.choices(["ok", "fail", "reject", "exhaust"], [75, 13, 6, 6])[0]
         jobs = []
         for _ in range(number):
             serial += 1
-            jobs.append(payload(chance, f"{seed}-{serial}", **({"tx": 1} if way == "tx" else {})))
-        spent = ATTEMPTS_OF_EXHAUST if jobs[0]["do"] == "exhaust" else None
+            more = {"tx": 1} if way == "tx" else {}
+            jobs.append(payload(chance, do, f"{seed}-{serial}", **more))
+        spent = ATTEMPTS_OF_EXHAUST if do == "exhaust" else None
         try:
             ids = _put(queue, way, jobs, spent, chance)
         except QueueBusy:

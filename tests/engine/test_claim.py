@@ -288,9 +288,8 @@ def test_claims_of_one_holder_can_be_listed_and_handed_back(engine: Engine) -> N
     engine.claim(request(QUEUE), holder=library)
     assert engine.held(one) == first
     assert engine.held(two) == second
-    assert [(holder, row.id) for holder, row in engine.abandoned("main", [one], 9)] == [
-        (two, row.id) for row in second
-    ]
+    found = engine.abandoned("main", [one], 9)
+    assert [(one.holder, one.row) for one in found] == [(two, row) for row in second]
     assert len(engine.abandoned("main", [], 3)) == 3
     assert engine.abandoned("other", [], 9) == []
     engine.finish([settlement(row, State.READY) for row in first])

@@ -330,15 +330,48 @@ def test_a_backup_into_a_folder_that_is_not_there_is_one_sentence(
         queue.backup(tmp_path / "missing" / "copy.db")
 
 
-def test_a_backup_is_of_one_moment_while_others_write(
-    queue: Queue[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_commit_between_any_two_steps_does_not_begin_the_copy_anew(
+    queue: Queue[Any], tmp_path: Path
 ) -> None:
-    """Writers go on during the copy, and it still ends, with counters that equal its rows.
+    """A copy that began anew after each commit of others would never end under load."""
+    queue.put_many([ROW_PAYLOAD] * 100)
+    with Queue[Any](queue.engine.path, "jobs") as other:  # type: ignore[attr-defined]
+        left: list[int] = []
 
-    A page a step gives writers time between two: a copy that began anew after
-    each of their commits would never end.
-    """
-    monkeypatch.setattr(sqlite_backup, "PAGES_PER_STEP", 1)
+        class Watched(sqlite3.Connection):
+            def backup(self, target: sqlite3.Connection, **options: Any) -> None:
+                def progress(status: int, pages_left: int, pages: int) -> None:
+                    left.append(pages_left)
+                    assert len(left) < 1000
+                    other.put("meanwhile")
+                    options["progress"](status, pages_left, pages)
+
+                super().backup(target, pages=5, progress=progress, sleep=0)
+
+        path = queue.engine.path  # type: ignore[attr-defined]
+        with closing(sqlite3.connect(path, factory=Watched, isolation_level=None)) as source:
+            source.execute("BEGIN")
+            sqlite_backup.backup(source, tmp_path / "copy.db", threading.Event())
+    assert len(left) > 5
+    assert left == sorted(left, reverse=True)
+
+
+def test_a_stopped_backup_leaves_nothing(queue: Queue[Any], tmp_path: Path) -> None:
+    """Ctrl-C during a copy removes what there is of it."""
+    queue.put_many([ROW_PAYLOAD] * 100)
+    stop, folder = threading.Event(), tmp_path / "copies"
+    folder.mkdir()
+    stop.set()
+    path = queue.engine.path  # type: ignore[attr-defined]
+    with closing(sqlite3.connect(path, isolation_level=None)) as source:
+        source.execute("BEGIN")
+        with pytest.raises(QueueError, match="was stopped"):
+            sqlite_backup.backup(source, folder / "copy.db", stop)
+    assert os.listdir(folder) == []
+
+
+def test_a_backup_is_of_one_moment_while_others_write(queue: Queue[Any], tmp_path: Path) -> None:
+    """Writers go on during the copy, and it still ends, with counters that equal its rows."""
     queue.put_many([ROW_PAYLOAD] * 1500)
     stop = threading.Event()
     written: list[int] = []

@@ -162,7 +162,7 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path, database: Path) -> No
     for wanted in (1, 1000, 2000):
         process = subprocess.Popen(
             [sys.executable, "-m", "supervisor", "import", "localqueue", folder, "-d", database],
-            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
         def far_enough(wanted: int = wanted, process: Any = process) -> bool:

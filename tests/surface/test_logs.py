@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib
 import io
 import json
 import logging
@@ -9,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,12 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queue_core.retry import Done
 from supervisor import logs
+from supervisor.sections import LogSettings
+from supervisor.telling import line_of, watched
+from tests.conftest import wait_until
+from tests.process.service import ENVIRONMENT, Maker, Service, services
 
 ROOT = Path(__file__).parents[2]
 log = structlog.get_logger("herdsman.test")
@@ -79,6 +88,7 @@ def test_the_current_job_joins_every_line_of_its_context(target: Path) -> None:
 
     class Row:
         id, run, queue, task, attempts = 7, 2, "q", "t", 0
+        headers = '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'
 
     token = logs.current_job.set(Row())
     structlog.contextvars.bind_contextvars(worker="p/0")
@@ -89,6 +99,7 @@ def test_the_current_job_joins_every_line_of_its_context(target: Path) -> None:
     for line in lines(target)[:2]:
         assert (line["job_id"], line["run"], line["queue"], line["attempt"]) == (7, 2, "q", 1)
         assert line["worker"] == "p/0"
+        assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
     assert "job_id" not in lines(target)[2]
 
 
@@ -247,10 +258,190 @@ def test_a_file_is_opened_anew_for_rotation(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_event_names_are_a_closed_list_of_plain_words() -> None:
-    """Names are snake_case; others join by registering."""
-    logs.register("worker_started")
-    assert "worker_started" in logs.EVENTS
-    for name in ("Bad", "two words", "", "a__b", "x-y"):
-        with pytest.raises(ValueError, match="event name"):
-            logs.register(name)
+def log_calls(path: Path) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Yield each call of a module's `log` with its event."""
+    levels = {"debug", "info", "warning", "error", "critical", "exception"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=ast.Attribute(value=value, attr=level), args=[event, *_]):
+                ours = isinstance(value, ast.Name) and value.id == "log"
+                made = isinstance(value, ast.Call) and "get_logger" in ast.unparse(value.func)
+                if level in levels and (ours or made):
+                    yield node, event
+            case ast.Call(func=ast.Name(id="tell" | "level"), args=[event, *_]):  # a bound method
+                yield node, event
+
+
+def faulty_events(path: Path, module: object) -> list[str]:
+    """Return the calls whose event is no constant, or one that is not on the list."""
+    faults = []
+    for call, event in log_calls(path):
+        name = event.id if isinstance(event, ast.Name) else ""
+        if not name.isupper() or getattr(module, name, None) not in logs.EVENTS:
+            faults.append(f"{path.name}:{call.lineno}: {ast.unparse(event)}")
+    return faults
+
+
+MODULES = [
+    path
+    for path in sorted((ROOT / "supervisor").rglob("*.py"))
+    if "templates" not in path.name and "log" in path.read_text()
+]
+
+
+def test_every_event_that_is_logged_is_on_the_closed_list() -> None:
+    """Tools that read the log meet no name they cannot know, and no entry is a leftover."""
+    faults: list[str] = []
+    used = {logs.MESSAGE}
+    for path in MODULES:
+        if not any(log_calls(path)):
+            continue
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        module = importlib.import_module(name)
+        faults += faulty_events(path, module)
+        used |= {getattr(module, ast.unparse(event), "") for _, event in log_calls(path)}
+    assert faults == []
+    assert logs.EVENTS - used == set()
+    assert all(re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", event) for event in logs.EVENTS)
+
+
+def test_an_event_that_is_not_on_the_list_is_found(tmp_path: Path) -> None:
+    """The check above sees literals, unknown constants, and sentences."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        "log.info('worker_started')\nlog.info(MADE_UP)\nlog.error(f'{x} failed')\n"
+        "tell('x')\nlog.warning(RIGHT)\n"
+    )
+
+    class Module:
+        MADE_UP = "made_up"
+        RIGHT = "worker_started"
+
+    assert len(faulty_events(path, Module)) == 4
+
+
+def test_a_reader_that_does_not_read_costs_lines_and_not_the_caller() -> None:
+    """A full pipe is waited for once, a tenth of a second; then lines are lost, and counted."""
+    read, write = os.pipe()
+    try:
+        with os.fdopen(write, "w") as stream:
+            logs.configure(stream)
+            before, began = logs.lost(), time.monotonic()
+            for _ in range(400):
+                log.info("config_loaded", text="x" * 3000)
+            assert time.monotonic() - began < 5
+            assert logs.lost() > before + 300
+            while len(os.read(read, 65536)) == 65536:
+                pass
+            lost = logs.lost()
+            log.info("config_loaded", text="again")
+            assert logs.lost() == lost
+            assert b"again" in os.read(read, 65536)
+    finally:
+        os.close(read)
+
+
+# ---- a real service -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Maker]:
+    """Prepare services, and end them."""
+    with services(tmp_path) as maker:
+        yield maker
+
+
+def log_to(service: Service, text: str) -> None:
+    """Replace a service's logging options."""
+    old = 'file = "service.log"\nformat = "json"\n'
+    config = service.config.read_text()
+    assert old in config
+    service.config.write_text(config.replace(old, text))
+
+
+@pytest.mark.parametrize("how", ["closed", "full"])
+def test_a_reader_that_goes_away_stops_no_job(make: Maker, how: str) -> None:
+    """With nobody at the other end of standard error, jobs run, fail, die and are retried."""
+    service = make(processes=2, max_attempts=2)
+    log_to(service, 'format = "json"\nattempts = "info"\n')
+    read, write = os.pipe()
+    if how == "closed":
+        os.close(read)
+    else:
+        os.set_blocking(write, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(write, b"x" * 4096):
+                pass
+        os.set_blocking(write, True)
+    service.process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "supervisor", "run", "-c", service.config],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=write,
+        cwd=service.folder, env=ENVIRONMENT, start_new_session=True,
+    )  # fmt: skip
+    service._sessions.append(service.process.pid)
+    os.close(write)
+    queue = service.queue()
+    good = queue.put_many(["nothing"] * 30)
+    bad = queue.put("raise")
+    killed = queue.put("once die")
+    wait_until(lambda: service.done(*good, killed), what="the jobs are done")
+    wait_until(lambda: service.state(bad) == "dead", what="the failing job is dead")
+    assert service.stop() == 0
+    if how == "full":
+        os.close(read)
+
+
+def test_each_attempt_has_one_line_when_that_is_wanted(make: Maker) -> None:
+    """A success, a failure and a death each tell wait, duration, outcome, and whose they are."""
+    service = make(processes=1)
+    log_to(service, 'file = "service.log"\nformat = "json"\nattempts = "info"\n')
+    queue = service.queue()
+    service.started()
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    good = queue.put("nothing", headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    bad = queue.put("once raise")
+    killed = queue.put("once die")
+    wait_until(lambda: service.done(good, bad, killed))
+    service.stop()
+    lines = service.events("attempt_finished")
+    assert sorted((line["job_id"], line["attempt"], line["outcome"]) for line in lines) == [
+        (good, 1, "succeeded"),
+        (bad, 1, "failed"), (bad, 2, "succeeded"),
+        (killed, 1, "crashed"), (killed, 2, "succeeded"),
+    ]  # fmt: skip
+    for line in lines:
+        assert (line["queue"], line["task"], line["level"]) == ("work", "work", "info")
+        assert line["wait_seconds"] >= 0
+        assert line["duration_seconds"] >= 0
+        if line["outcome"] != "crashed":
+            assert line["worker"] == "default/0"
+            assert line["cpu_seconds"] >= 0
+            assert line["peak_rss_bytes"] > 1_000_000
+    [first] = [line for line in lines if line["job_id"] == good]
+    assert first["trace_id"] == trace
+    [failed] = [line for line in lines if line["outcome"] == "failed"]
+    assert failed["error"] == "ValueError: as the payload wished"
+    [retry] = service.events("job_retries")
+    assert (retry["worker"], retry["job_id"]) == ("default/0", bad)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "level", "wanted"),
+    [
+        ("off", "debug", False),
+        ("info", "info", True),
+        ("info", "warning", False),
+        ("debug", "info", False),
+        ("debug", "debug", True),
+    ],
+)
+def test_attempts_that_are_not_told_cost_nothing(attempts: str, level: str, wanted: bool) -> None:
+    """Off, or below the log's level, the worker calls its handler with nothing around it."""
+    tell = line_of(LogSettings(attempts=attempts, level=level))  # type: ignore[arg-type]
+    assert (tell is not None) == wanted
+
+    def call(handler: object, row: object) -> Done:
+        return Done()
+
+    around = watched(call, tell=tell, spans=None, now_us=lambda: 0)
+    assert (around is not call) == wanted

@@ -33,7 +33,10 @@ from supervisor.slots import Kind, SlotState, SlotTable
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 EMAILS = Expected(
-    queues=("emails",), pairs=(("emails", "emails"),), target_wait_seconds={"emails": 90.0}
+    queues=("emails",),
+    pairs=(("emails", "emails"),),
+    target_wait_seconds={"emails": 90.0},
+    config_hash="0123456789ab",
 )
 
 
@@ -122,7 +125,9 @@ def table(tmp_path: Path) -> Iterator[SlotTable]:
 
 def test_a_scrape_has_every_family_of_the_catalogue_and_no_other(table: SlotTable) -> None:
     """Names, types and labels on the wire are those of the table, library defaults left out."""
-    fake = Fake(Snapshot(taken_us=0, queues=(QueueFacts(name="emails", depth={}, max_depth=9),)))
+    facts = QueueFacts(name="emails", depth={}, max_depth=9, next_due_us=1_000_000)
+    fake = Fake(Snapshot(taken_us=0, queues=(facts,)))
+    table.record_duty("reap", 1, 2)
     everything = registries(fake, look=lambda: read_processes(table)).everything
     seen: dict[str, tuple[str, set[str]]] = {}
     for family in parse_text(render(everything, None)[0].decode()):
@@ -139,7 +144,7 @@ def test_a_scrape_has_every_family_of_the_catalogue_and_no_other(table: SlotTabl
 def test_every_stored_number_of_the_queue_is_in_the_catalogue() -> None:
     """A counter or histogram that the queue keeps cannot be forgotten by the exporter."""
     stored = {family.stored for family in CATALOGUE if family.stored}
-    assert {*stats.COUNTERS, *stats.HISTOGRAMS} == stored
+    assert {*stats.COUNTERS, *stats.HISTOGRAMS, stats.PARKED} == stored
 
 
 def test_no_family_is_named_twice_and_each_has_a_sentence() -> None:
@@ -226,7 +231,10 @@ def test_values_are_those_of_a_real_queue(database: Path) -> None:
     assert value(samples, "stale_claims_total", queue="") == 1
     assert value(samples, "database_up") == 1
     assert (value(samples, "database_size_bytes") or 0) > 4096
-    assert OTHER not in {label for _, labels in samples for _, label in labels}
+    assert value(samples, "errors_total", task="emails", exception="ValueError") == 2
+    assert value(samples, "errors_total", task="emails", exception=OTHER) == 0
+    folded = {at for at in samples if ("queue", OTHER) in at[1] or ("task", OTHER) in at[1]}
+    assert folded == set()
 
 
 def test_histograms_are_cumulative_and_bounded_as_the_library_writes_them() -> None:
@@ -538,7 +546,11 @@ def test_without_a_tree_only_the_build_is_told() -> None:
     """A scrape with no supervisor to look at invents no workers."""
     samples = scrape(registries(Fake()).process)
     info = {"version": "1.2.3", "engine": "sqlite"}
-    assert {("herdsman_build_info", frozenset(info.items())): 1.0} == samples
+    config = {"hash": "0123456789ab"}
+    assert {
+        ("herdsman_build_info", frozenset(info.items())): 1.0,
+        ("herdsman_config_info", frozenset(config.items())): 1.0,
+    } == samples
 
 
 # ---- the command --------------------------------------------------------------------------
