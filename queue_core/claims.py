@@ -72,9 +72,12 @@ class Claiming(Tended[T]):
         while True:
             self._engine.promote(UPKEEP_LIMIT)
             self._engine.reap(self._judge, UPKEEP_LIMIT)
-            jobs = self._claim(ClaimRequest(queues=queues, limit=limit, lease_us=self._lease_us))
+            request = ClaimRequest(queues=queues, limit=limit, lease_us=self._lease_us)
+            jobs, buried = self._claim(request)
             if jobs:
                 return jobs
+            if buried:
+                continue  # what lies behind them was not seen yet; every turn buries one at least
             left = LOOK_SECONDS_MAX if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 return []
@@ -82,7 +85,8 @@ class Claiming(Tended[T]):
             due = LOOK_SECONDS_MAX if due_us is None else due_us / 1_000_000
             self._engine.wait(queues, min(left, due, LOOK_SECONDS_MAX))
 
-    def _claim(self, request: ClaimRequest) -> list[Job[T]]:
+    def _claim(self, request: ClaimRequest) -> tuple[list[Job[T]], int]:
+        """Return the jobs claimed, and how many others died of a payload that does not decode."""
         rows = self._engine.claim(request, holder=self._hold())
         jobs = [codec.job(row, self._serializer, self._max_attempts) for row in rows]
         bad = [job for job in jobs if job.payload_error is not None]
@@ -100,7 +104,7 @@ class Claiming(Tended[T]):
                     for job in bad
                 ]
             )
-        return [job for job in jobs if job.payload_error is None]
+        return [job for job in jobs if job.payload_error is None], len(bad)
 
     def _hold(self) -> int:
         """Return this process's holder number; a forked child is a holder of its own."""

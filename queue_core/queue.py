@@ -21,6 +21,7 @@ from queue_core.engine import Engine
 from queue_core.engines.sqlite import SqliteEngine
 from queue_core.errors import (
     DatabaseUnavailable,
+    PayloadInvalid,
     QueueFull,
 )
 from queue_core.job import (
@@ -219,6 +220,10 @@ class Queue(Claiming[T]):
             codec.whole("max_attempts", max_attempts, 1, 2**31 - 1)
         jobs = []
         each_key = [None] * len(payloads) if keys is None else list(keys)
+        if len(each_key) != len(payloads):
+            raise PayloadInvalid(
+                f"{len(each_key)} keys for {len(payloads)} payloads; give each its key, or None"
+            )
         for payload, raw_key in zip(payloads, each_key, strict=True):
             data = codec.encode(self._serializer, payload, self._payload_bytes_max)
             key = codec.key(raw_key)

@@ -24,10 +24,7 @@ LOCK_SECONDS: Final = 5.0
 def examine(settings: Settings, *, recount: bool = False, mend: bool = False) -> list[Point]:
     """Examine everything; `recount` compares counters with rows, `mend` corrects them."""
     path = Path(settings.database).resolve()
-    found = [
-        *points.kernel(), points.sqlite_version(), points.package(),
-        points.descriptors(settings),
-    ]  # fmt: skip
+    found = [*points.kernel(), points.package(), points.descriptors(settings)]
     if "://" not in settings.database:
         found += [
             *points.place(path), *points.files(path), *points.room(path), points.slots(settings),
@@ -116,8 +113,8 @@ def judge_database(facts: Diagnostics) -> Iterator[Point]:
     """Judge what the database says of itself."""
     yield well(
         "database",
-        f"schema {facts.schema_version}, {facts.journal_mode}, durability {facts.durability}, "
-        f"{facts.database_bytes // 2**20} MiB",
+        f"SQLite {facts.sqlite_version}, schema {facts.schema_version}, {facts.journal_mode}, "
+        f"durability {facts.durability}, {facts.database_bytes // 2**20} MiB",
     )
     if facts.wal_reset_bug:
         off = facts.lock == "off"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import resource
 import select
-import sqlite3
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -25,8 +24,6 @@ from supervisor.reasons import FREE_BYTES_LOW, FREE_BYTES_OUT, FREE_INODES_LOW
 from supervisor.settings import Settings
 from supervisor.slots import SlotsError, slots_path
 
-SQLITE_MIN: Final = (3, 35, 0)
-"""The first with RETURNING."""
 DESCRIPTORS_MIN: Final = 1024
 SYSTEMCTL_SECONDS: Final = 3.0
 PRIVATE_MODES: Final = 0o077
@@ -69,17 +66,6 @@ def kernel() -> Iterator[Point]:
             name="kernel", status=Status.FAIL, seen="no pidfds here: `herdsman run` cannot work",
             next="use Linux 5.3 or later; the library works everywhere",
         )  # fmt: skip
-
-
-def sqlite_version() -> Point:
-    """See whether SQLite is new enough."""
-    version = sqlite3.sqlite_version
-    if sqlite3.sqlite_version_info < SQLITE_MIN:
-        return Point(
-            name="sqlite", status=Status.FAIL, seen=f"version {version} is too old",
-            next="use a Python with SQLite 3.35 or later",
-        )  # fmt: skip
-    return well("sqlite", f"version {version}")
 
 
 def package() -> Point:

@@ -42,8 +42,6 @@ TURN_SECONDS: Final = 0.010
 """Work claimed at once; measured, it brings batches of 256 for no-op jobs and 1 for slow ones."""
 TURN_SECONDS_MAX: Final = 0.100
 """A batch that turns out slower than this is cut short, and its rest claimed anew."""
-LONG_SECONDS: Final = 0.2
-"""After a job as long as this, the keeper may have settled others of its batch (at 0.25 s)."""
 SPEED_WEIGHT: Final = 0.2
 IDLE_SECONDS: Final = 5.0
 """Longest sleep; the supervisor takes 30 s without a sign of life for a hang."""
@@ -239,8 +237,6 @@ class Worker:
             result = self._run(handler, row)
             duration_us = (time.monotonic_ns() - begun_ns) // 1000
             self._learn(duration_us)
-            if duration_us > LONG_SECONDS * 1_000_000 and self._unsettled:
-                self._forget_settled()
             if type(result) is Done:
                 slot.finish_ok(index, duration_us)
                 self._unsettled.append(
@@ -299,14 +295,6 @@ class Worker:
             self._seconds = seconds  # a handler that turned slow is believed at once
         else:
             self._seconds += SPEED_WEIGHT * (seconds - self._seconds)
-
-    def _forget_settled(self) -> None:
-        """Forget what the keeper settled while a long job ran; the rest is still ours to settle."""
-        try:
-            held = {(row.id, row.run) for row in self._engine.held(self._holder)}
-        except QueueError:
-            return  # settling a claim again is refused as stale, and harms nothing
-        self._unsettled = [one for one in self._unsettled if tuple(one.claim) in held]
 
     def _hand_back(self, rows: Sequence[Claimed]) -> None:
         """Release jobs that have not started; no attempt is spent, and they keep their place."""

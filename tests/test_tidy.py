@@ -46,6 +46,7 @@ WALL_CLOCK_FILES = {
     "supervisor/web/sources.py",  # the time of a page
     "supervisor/outside.py",  # Retry-After may be a date
     "supervisor/cli/run.py",  # says in the lock file since when it runs
+    "supervisor/host.py",  # compares the clocks, to see whether one was set
 }
 STEADY_CLOCK_FILES = {
     "queue_core/clock.py",  # is the clock
@@ -67,6 +68,11 @@ STEADY_CLOCK_FILES = {
     "supervisor/cli/demo.py",  # how long each step of the demonstration took
     "supervisor/demo/service.py",  # the deadline of its start
     "supervisor/processes.py",  # how old a heartbeat is
+    "supervisor/closeup.py",  # likewise
+    "supervisor/asking.py",  # the deadline of a request to the supervisor
+    "supervisor/chaos.py",  # when to kill, and how long to wait for what comes after
+    "supervisor/host.py",  # compares the clocks, to see whether one was set
+    "supervisor/cli/why.py",  # how long the database took to answer
 }
 PRINT_FILES = ("supervisor/cli/",)  # the command line speaks; everything else logs
 FORK_FILES = (

@@ -12,6 +12,8 @@ import threading
 import weakref
 from typing import Protocol
 
+from queue_core.engines import deferral
+
 
 class Forkable(Protocol):
     """Something with connections or descriptors that belong to one process."""
@@ -52,6 +54,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
+    deferral.reset()
     while _forking.files:
         _forking.files.pop().after_fork_in_child()
 

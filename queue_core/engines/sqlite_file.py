@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sqlite3
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 from urllib.parse import quote
 
-from queue_core.engines import forks, sqlite_faults
+from queue_core.engines import deferral, forks, sqlite_faults
 from queue_core.engines.sql import load
 from queue_core.engines.sqlite_log import Log, make_folder
 from queue_core.engines.sqlite_times import LockTimes
@@ -47,11 +46,6 @@ WRITER_CHECKPOINT_BYTES: Final = 4 * CHECKPOINT_BYTES
 TRUNCATE_BYTES: Final = 64 * 1024 * 1024
 COMMITS_PER_LOG_CHECK: Final = 64
 BUSY_PAUSE_SECONDS_MAX: Final = 0.05
-_DEFERRED_SIGNALS: Final = frozenset(
-    {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM, signal.SIGHUP}
-)
-Mask = set[int | signal.Signals] | None
-"""A thread's signal mask to go back to; None in threads where no handler runs."""
 _kept_over_fork: list[object] = []
 
 
@@ -107,9 +101,9 @@ class SqliteFile:
         deadline, and a DatabaseError that says what is wrong with the file.
         """
         deadline = time.monotonic() + self.lock_timeout_seconds
-        with self._session(deadline) as mask:
+        with self._session(deadline):
             connection = self._ready(deadline)
-            self._take_lock(deadline, mask, operation)
+            self._take_lock(deadline, operation)
             try:
                 result = self._told(lambda: self._transact(connection, work), deadline)
             finally:
@@ -145,19 +139,22 @@ class SqliteFile:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Hold a write transaction open for the caller's own statements; durable on exit."""
         deadline = time.monotonic() + self.lock_timeout_seconds
-        with self._session(deadline) as mask:
+        with self._session(deadline) as hold:
             connection = self._ready(deadline)
-            self._take_lock(deadline, mask, "transaction")
+            self._take_lock(deadline, "transaction")
             owner = os.getpid()
             try:
                 self._told(lambda: connection.execute(SQL["begin_write"]), deadline)
-                self.user_transaction = True
-                _restore(mask)
                 try:
+                    self.user_transaction = True
+                    if hold is not None:
+                        hold.rest()
                     yield connection
                 finally:
+                    if hold is not None:
+                        deferral.state.active = hold  # a store, no call: nothing strikes before it
+                        hold.resume()
                     self.user_transaction = False
-                    _defer(mask)
                 if os.getpid() != owner:
                     raise QueueError("a transaction belongs to the process that opened it")
                 self._told(lambda: connection.execute(SQL["commit"]), deadline)
@@ -197,36 +194,30 @@ class SqliteFile:
         return self.user_transaction and tx is self._connection
 
     @contextmanager
-    def _session(self, deadline: float) -> Iterator[Mask]:
-        """Hold the mutex, with signal handlers deferred; yield the mask to go back to.
-
-        A handler that raises (Ctrl-C, a soft timeout) could otherwise strike
-        between BEGIN and the roll-back, and leave lock or transaction behind.
-        Handlers run in the main thread alone, so other threads need no mask.
-        """
+    def _session(self, deadline: float) -> Iterator[deferral.Hold | None]:
+        """Hold the mutex, and hold signal handlers back."""
         if self._closed:
             raise QueueClosed(f"{self.path} was closed; make a new Queue to use it again")
-        mask = None
-        if threading.current_thread() is threading.main_thread():
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        hold = deferral.hold()
         held, mutex = False, self._mutex  # a child forked inside has another one
         try:
-            _defer(mask)
+            if hold is not None:
+                hold.begin()
             held = mutex.acquire(blocking=False)
-            if not held:
-                _restore(mask)  # Ctrl-C must work while we wait.
-                held = mutex.acquire(timeout=max(0.0, deadline - time.monotonic()))
-                _defer(mask)
+            while not held and (left := deadline - time.monotonic()) > 0:
+                deferral.heed()  # Ctrl-C must work while we wait.
+                held = mutex.acquire(timeout=min(left, deferral.HEED_SECONDS))
             if not held:
                 raise QueueBusy(
                     f"{self.path}: another thread of this process held the connection for "
                     f"{self.lock_timeout_seconds:g} s; use a Queue per thread"
                 )
-            yield mask
+            yield hold
         finally:
             if held:
                 mutex.release()
-            _restore(mask)
+            if hold is not None:
+                hold.end()
 
     def _ready(self, deadline: float) -> sqlite3.Connection:
         """Return the connection, free of any transaction."""
@@ -261,27 +252,23 @@ class SqliteFile:
                 self._log.drop()
             connection.close()
 
-    def _take_lock(self, deadline: float, mask: Mask = None, operation: str = "other") -> None:
+    def _take_lock(self, deadline: float, operation: str = "other") -> None:
         if self._lock is None:
             return
         began_ns = time.monotonic_ns()
         try:
-            self._wait_for_lock(self._lock, deadline, mask)
+            self._wait_for_lock(self._lock, deadline)
         finally:
             self._locked_ns, self._operation = time.monotonic_ns(), operation
             self.times.waited(operation, self._locked_ns - began_ns)
 
-    def _wait_for_lock(self, lock: FileLock, deadline: float, mask: Mask) -> None:
+    def _wait_for_lock(self, lock: FileLock, deadline: float) -> None:
         try:
-            if lock.acquire(0.0):
-                return
-            _restore(mask)
-            try:
-                taken = lock.acquire(max(0.0, deadline - time.monotonic()))
-                _defer(mask)
-            except BaseException:
-                self._release_lock()
-                raise
+            taken = lock.acquire(0.0)
+            while not taken and (left := deadline - time.monotonic()) > 0:
+                deferral.heed()
+                # Our place in the queue is the lock's helper thread's, and is kept meanwhile.
+                taken = lock.acquire(min(left, deferral.HEED_SECONDS))
         except OSError as error:
             raise sqlite_faults.of_os(self.path, error) from error
         if not taken:
@@ -304,6 +291,7 @@ class SqliteFile:
             except sqlite3.Error as error:
                 if not (sqlite_faults.is_busy(error) and time.monotonic() + pause < deadline):
                     raise sqlite_faults.of_sqlite(self.path, error) from error
+                deferral.heed()
                 time.sleep(pause)
                 pause = min(pause * 2, BUSY_PAUSE_SECONDS_MAX)
 
@@ -455,9 +443,9 @@ class SqliteFile:
     def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` under the lock and outside any transaction, as upkeep of the file needs."""
         deadline = time.monotonic() + self.lock_timeout_seconds
-        with self._session(deadline) as mask:
+        with self._session(deadline):
             connection = self._ready(deadline)
-            self._take_lock(deadline, mask, "checkpoint")
+            self._take_lock(deadline, "checkpoint")
             try:
                 return self._told(lambda: work(connection), deadline)
             finally:
@@ -468,13 +456,3 @@ class SqliteFile:
         return self.read(
             lambda connection: int(connection.execute(SQL["pragma_data_version"]).fetchone()[0])
         )
-
-
-def _defer(mask: Mask) -> None:
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED_SIGNALS)
-
-
-def _restore(mask: Mask) -> None:
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -256,6 +256,25 @@ class Life(RuleBasedStateMachine):
         )  # fmt: skip
         self.ids.append(stored.id)
 
+    @rule(queue=QUEUES, delays=st.lists(SECONDS, min_size=2, max_size=4))
+    def put_batch(self, queue: str, delays: list[int]) -> None:
+        """Put several jobs at once: all of them, or none."""
+        batch = [new_job(delay_us=delay * SECOND_US) for delay in delays]
+        room = self.model.queues[queue].max_depth
+        if room is not None and len(self.model.of(queue, *LIVE)) + len(batch) > room:
+            with pytest.raises(QueueFull):
+                self.engine.enqueue(queue, batch)
+            return
+        for delay, stored in zip(delays, self.engine.enqueue(queue, batch), strict=True):
+            assert stored.id > self.model.newest
+            self.model.newest = stored.id
+            self.ids.append(stored.id)
+            state = State.DELAYED if delay else State.READY
+            due = self.clock.wall_us() + delay * SECOND_US
+            self.model.put(
+                Job(id=stored.id, queue=queue, priority=0, key=None, due=due, state=state), b"{}"
+            )
+
     # --- claim
 
     def _claimed(self, queues: list[str], limit: int, lease: int, rows: list[Claimed]) -> None:
@@ -365,6 +384,10 @@ class Life(RuleBasedStateMachine):
         assert self.engine.promote(limit) == min(limit, len(due))
         for job in due[:limit]:
             job.state, job.order = State.READY, next(self.model.order)
+        for job in due:
+            record = self.engine.find(job.id)
+            assert record is not None
+            assert record.state is job.state, "another than the earliest was promoted"
 
     # --- reap
 
@@ -440,17 +463,27 @@ class Life(RuleBasedStateMachine):
         """Let time pass on both clocks."""
         self.clock.advance(seconds)
 
+    @rule(queues=ORDERS, limit=st.sampled_from([2, 100]), seconds=st.sampled_from([0, 10, 60]))
+    def a_worker_does_all_it_can(self, queues: list[str], limit: int, seconds: int) -> None:
+        """Let time pass, promote, and claim until there is nothing left: the order shows."""
+        self.clock.advance(seconds)
+        self.promote(100)
+        while True:
+            known = len(self.claims)
+            self.claim(queues, limit, 60)
+            if len(self.claims) == known:
+                return
+
     @rule(seconds=st.sampled_from([1, 11, 100]))
     def the_wall_clock_is_set_forward(self, seconds: int) -> None:
         """Step the wall clock; leases must not notice (back: see the single tests)."""
         self.clock.step_wall(seconds)
 
-    @rule(queue=QUEUES)
-    def pause_or_resume(self, queue: str) -> None:
+    @rule(queue=QUEUES, paused=st.sampled_from([False, False, False, True]))
+    def pause_or_resume(self, queue: str, paused: bool) -> None:
         """Stop claims of a queue, or let them go on."""
-        options = self.model.queues[queue]
-        options.paused = not options.paused
-        self.engine.configure(queue, paused=options.paused)
+        self.model.queues[queue].paused = paused
+        self.engine.configure(queue, paused=paused)
 
     @rule(reboot=st.booleans())
     def restart(self, reboot: bool) -> None:

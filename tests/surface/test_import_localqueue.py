@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.surface.importing import arrived, bring, contents, payloads
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[Path]:
+def source(tmp_path: Path) -> Path:
     """Let localqueue write a folder with two queues and a job in every state."""
     folder = tmp_path / "localqueue"
     policy = DeliveryPolicy(lease_seconds=600, max_retries=2)
@@ -162,7 +161,8 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path, database: Path) -> No
     for wanted in (1, 1000, 2000):
         process = subprocess.Popen(
             [sys.executable, "-m", "supervisor", "import", "localqueue", folder, "-d", database],
-            env=ENVIRONMENT | {"TMPDIR": str(tmp_path)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT | {"TMPDIR": str(tmp_path)},  # where the killed leave their copy
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
         def far_enough(wanted: int = wanted, process: Any = process) -> bool:

@@ -110,7 +110,7 @@ def test_any_text_is_read_without_a_fault(text: str) -> None:
 
 
 def test_a_put_inside_a_span_carries_it(database: Path, provider: TracerProvider) -> None:
-    """The header is the current span's; outside a span, and where one is given, nothing is added."""
+    """The header is the current span's; none is added outside one, or beside a given one."""
     tracing.propagate()
     tracing.propagate()  # once is enough, twice is the same
     with Queue[int](database, "emails") as queue:
@@ -121,7 +121,8 @@ def test_a_put_inside_a_span_carries_it(database: Path, provider: TracerProvider
         found = [queue.find(job) for job in (inside, given_one, outside)]
     headers = [dict(job.headers) for job in found if job]
     context = span.get_span_context()
-    made = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+    flags = context.trace_flags
+    made = f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
     assert headers == [{"tenant": "a", "traceparent": made}, {"traceparent": PARENT}, {}]
 
 

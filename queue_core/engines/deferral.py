@@ -1,0 +1,129 @@
+"""Hold back Python's signal handlers while a lock or a transaction is held.
+
+A handler that raises (Ctrl-C, a soft timeout) could otherwise strike between BEGIN and the
+roll-back. Handlers run in the main thread, whichever thread the kernel interrupted, so a signal
+mask of the main thread keeps them away only while there is no other thread. Hence the handlers
+themselves are replaced by one that takes a note, and what was noted is run at the end.
+
+Boundary: signals only; what is protected is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+HEED_SECONDS: Final = 0.05
+"""How long a wait may keep a signal waiting: nobody notices it at a key."""
+_DEFERRED: Final = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM, signal.SIGHUP,
+)  # fmt: skip
+
+
+class _State:
+    """What is held back in this process. Only the main thread changes it."""
+
+    __slots__ = ("active", "handlers", "noted")
+
+    def __init__(self) -> None:
+        self.active: Hold | None = None
+        self.handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self.noted: dict[int, FrameType | None] = {}
+
+
+class Hold:
+    """A stretch of work without handlers; they may nest."""
+
+    __slots__ = ("outer",)
+
+    def __init__(self) -> None:
+        self.outer: Hold | None = None
+
+    def begin(self) -> None:
+        """Hold handlers back from now on.
+
+        Its last step is one store: a handler that strikes before leaves nothing but stand-ins,
+        and those hand on what comes while nothing is held.
+        """
+        _stand_in()
+        self.outer = state.active
+        state.active = self
+
+    def rest(self) -> None:
+        """Let handlers run, for code of the user's; `resume` goes on."""
+        state.active = self.outer
+        heed()
+
+    def resume(self) -> None:
+        """Hold handlers back again, after the caller has stored this hold as `state.active`.
+
+        That store is the caller's, since a handler could strike at the entry of a method.
+        """
+        _stand_in()
+
+    def end(self) -> None:
+        """Put the handlers back, and run what was noted; does nothing when `begin` did not end."""
+        if state.active is not self:
+            return
+        state.active = self.outer
+        if self.outer is None:
+            try:
+                _put_back()
+            finally:
+                heed()
+
+
+def hold() -> Hold | None:
+    """Return a hold that has yet to begin; None in threads where no handler runs."""
+    return Hold() if threading.current_thread() is threading.main_thread() else None
+
+
+def heed() -> None:
+    """Run what was noted; in a wait, where nothing is lost when a handler raises."""
+    if state.noted and threading.current_thread() is threading.main_thread():
+        noted, state.noted = state.noted, {}
+        _run(noted)
+
+
+def reset() -> None:
+    """In a forked child: what the parent's main thread held back is no concern of ours."""
+    state.active = None
+    state.noted = {}
+    _put_back()
+
+
+def _run(noted: dict[int, FrameType | None]) -> None:
+    while noted:
+        number, frame = noted.popitem()
+        try:
+            state.handlers[number](number, frame)
+        finally:
+            _run(noted)  # whatever that one raised, the others have their turn
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Stand in for a handler."""
+    if state.active is None:
+        state.handlers[number](number, frame)
+    else:
+        state.noted[number] = frame
+
+
+def _stand_in() -> None:
+    for number in _DEFERRED:
+        handler = signal.getsignal(number)
+        if callable(handler) and handler is not _note:
+            state.handlers[number] = handler
+            signal.signal(number, _note)
+
+
+def _put_back() -> None:
+    for number, handler in list(state.handlers.items()):
+        if signal.getsignal(number) is _note:
+            signal.signal(number, handler)
+
+
+state = _State()
