@@ -46,6 +46,15 @@ def rate(selector: str) -> str:
     return f"rate({selector}[$__rate_interval])"
 
 
+def grown(selector: str, by: str) -> str:
+    """Return how much a counter grew in the time shown.
+
+    Not by `increase`, which takes a series that begins at five for one that was always five.
+    """
+    now = once(selector, by)
+    return f"({now} - ({once(f'{selector} offset $__range', by)} or 0 * {now}))"
+
+
 def quantile(number: float, selector: str, by: str = "") -> str:
     """Return a quantile of a histogram of the database; `selector` selects its buckets."""
     return f"histogram_quantile({number}, {once(rate(selector), _labels(by, 'le'))})"

@@ -11,6 +11,7 @@ from grafana.panels import (
     Json,
     database,
     graph,
+    grown,
     heatmap,
     laid_out,
     once,
@@ -109,8 +110,8 @@ def _failures() -> list[Json]:
               [target(once(f"increase({_of('dead_letters_total')}[$__rate_interval])", "reason"),
                       "{{reason}}")], stacked=True),
         table("Errors", "Attempts that did not succeed in the time shown, by the class of their"
-              " error. Empty: there were none.", "short",
-              f"topk(20, {once(f'increase({errors}[$__range])', 'task, exception')} > 0)",
+              " error; since the queue began, if scraping began later. Empty: none.", "short",
+              f"topk(20, {grown(errors, 'task, exception')} > 0)",
               {"Value": "number"}),
         graph("Attempts per job", "Attempts a job had taken at its end; mean." + _QUIET, "short",
               [target(f"{once(rate(_of('job_attempts_sum')), _PAIR)}"

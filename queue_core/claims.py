@@ -71,7 +71,7 @@ class Claiming(Tended[T]):
             self._engine.listen(queues)
         while True:
             self._engine.promote(UPKEEP_LIMIT)
-            self._engine.reap(self._judge, UPKEEP_LIMIT)
+            self._engine.reap(self._judge, UPKEEP_LIMIT, self.name)
             request = ClaimRequest(queues=queues, limit=limit, lease_us=self._lease_us)
             jobs, buried = self._claim(request)
             if jobs:

@@ -128,8 +128,8 @@ class Engine(Protocol):
         """Make delayed jobs that are due ready; return how many."""
         ...
 
-    def reap(self, decide: Verdict, limit: int) -> list[Reaped]:
-        """Settle claims whose lease ran out, as `decide` says."""
+    def reap(self, decide: Verdict, limit: int, queue: str | None = None) -> list[Reaped]:
+        """Settle claims whose lease ran out, as `decide` says; of one queue, if it is named."""
         ...
 
     def extend_holders(self, holders: Sequence[int], lease_us: int) -> int:
@@ -140,9 +140,7 @@ class Engine(Protocol):
         """Return the claims a holder has now, in claim order."""
         ...
 
-    def abandoned(
-        self, instance: str, living: Sequence[int], limit: int
-    ) -> list[Abandoned]:
+    def abandoned(self, instance: str, living: Sequence[int], limit: int) -> list[Abandoned]:
         """Return claims of a supervisor's holders that are not among the living."""
         ...
 

@@ -7,7 +7,6 @@ wanted there is nothing here to call, so that a job costs nothing.
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -70,6 +69,7 @@ def watched(
     tell: Tell | None,
     spans: Spans | None,
     now_us: Callable[[], int],
+    steady_ns: Callable[[], int],
 ) -> Callable[[Any, Claimed], Result]:
     """Return `call` with what is to be told around it; `call` itself when that is nothing.
 
@@ -78,10 +78,11 @@ def watched(
         tell: writes a line, see `line_of`.
         spans: records spans, see `tracing.spans`.
         now_us: the engine's clock.
+        steady_ns: the clock that durations are measured by.
     """
     if spans is not None:
         call = _spanned(call, spans)
-    return call if tell is None else _lined(call, tell, now_us)
+    return call if tell is None else _lined(call, tell, now_us, steady_ns)
 
 
 def _spanned(
@@ -97,18 +98,21 @@ def _spanned(
 
 
 def _lined(
-    call: Callable[[Any, Claimed], Result], tell: Tell, now_us: Callable[[], int]
+    call: Callable[[Any, Claimed], Result],
+    tell: Tell,
+    now_us: Callable[[], int],
+    steady_ns: Callable[[], int],
 ) -> Callable[[Any, Claimed], Result]:
     def lined(handler: Any, row: Claimed) -> Result:
         wait_us = max(0, now_us() - row.ready_us)
-        began_ns, cpu_seconds = time.monotonic_ns(), _cpu_seconds()
+        began_ns, cpu_seconds = steady_ns(), _cpu_seconds()
         result = call(handler, row)
         tell(
             ATTEMPT_FINISHED,
             **_who(row),
             outcome=outcome_of(result).value,
             wait_seconds=wait_us / 1e6,
-            duration_seconds=round((time.monotonic_ns() - began_ns) / 1e9, 6),
+            duration_seconds=round((steady_ns() - began_ns) / 1e9, 6),
             cpu_seconds=round(_cpu_seconds() - cpu_seconds, 6),
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT,
             error=getattr(result, "error", None),

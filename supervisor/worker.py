@@ -98,7 +98,13 @@ class Worker:
 
     def watch(self, tell: telling.Tell | None, spans: tracing.Spans | None) -> None:
         """Tell of each attempt from now on, in the log and in traces; None tells nothing."""
-        self._run = telling.watched(self._call, tell=tell, spans=spans, now_us=self._engine.now_us)
+        self._run = telling.watched(
+            self._call,
+            tell=tell,
+            spans=spans,
+            now_us=self._engine.now_us,
+            steady_ns=time.monotonic_ns,
+        )
 
     def run(self) -> int:
         """Take turns until told to stop; then hand back what has not started."""

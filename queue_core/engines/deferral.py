@@ -10,17 +10,21 @@ Boundary: signals only; what is protected is the caller's affair.
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+_c: Final[Any] = importlib.import_module("_signal")
+"""The module below `signal`, whose conversions to enums cost a hundred times the call itself."""
 HEED_SECONDS: Final = 0.05
 """How long a wait may keep a signal waiting: nobody notices it at a key."""
-_DEFERRED: Final = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM, signal.SIGHUP,
-)  # fmt: skip
+_DEFERRED: Final = tuple(
+    int(signum)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM, signal.SIGHUP)
+)
 
 
 class _State:
@@ -114,16 +118,16 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 def _stand_in() -> None:
     for number in _DEFERRED:
-        handler = signal.getsignal(number)
+        handler = _c.getsignal(number)
         if callable(handler) and handler is not _note:
             state.handlers[number] = handler
-            signal.signal(number, _note)
+            _c.signal(number, _note)
 
 
 def _put_back() -> None:
     for number, handler in list(state.handlers.items()):
-        if signal.getsignal(number) is _note:
-            signal.signal(number, handler)
+        if _c.getsignal(number) is _note:
+            _c.signal(number, handler)
 
 
 state = _State()

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from queue_core import stats
 from queue_core.engine import Abandoned, ClaimRequest, Holder, Verdict
@@ -96,12 +96,16 @@ class SqliteEngine(SqliteMaintenance):
             "time_namespace": _time_namespace(),
             "now": self.clock.wall_us(),
         }
-        return self._file.write(
-            lambda connection: int(
-                connection.execute(SQL["hold_insert"], parameters).fetchone()[0]
-            ),
-            flush=False,
-        )
+
+        def work(connection: sqlite3.Connection) -> dict[str, Any]:
+            number = connection.execute(SQL["stat_sequence"], {"number": 1}).fetchone()[0]
+            registered = parameters | {"id": number}
+            connection.execute(SQL["hold_insert"], registered)
+            return registered
+
+        registered = self._file.write(work, flush=False)
+        self._holders[registered["id"]] = registered
+        return int(registered["id"])
 
     def claim(self, request: ClaimRequest, *, holder: int) -> list[Claimed]:
         """Lease ready jobs, best first; an empty list when there is none."""
@@ -151,6 +155,8 @@ class SqliteEngine(SqliteMaintenance):
                 results, ready = sqlite_finish.settle(connection, tally, now_us, settlements)
                 woken.update(ready)
             if request is not None:
+                if holder in self._holders:
+                    connection.execute(SQL["hold_insert"], self._holders[holder])
                 # Taken here, after the lock is held: a lease never begins part-spent.
                 lease_us = self.clock.monotonic_us() + request.lease_us
                 taken = sqlite_claim.claim(
@@ -290,9 +296,13 @@ class SqliteEngine(SqliteMaintenance):
 
     # ------------------------------------------------------------ reap
 
-    def reap(self, decide: Verdict, limit: int) -> list[Reaped]:
-        """Settle claims whose lease ran out, as `decide` says."""
-        first = self._file.read(lambda connection: connection.execute(SQL["reap_next"]).fetchone())
+    def reap(self, decide: Verdict, limit: int, queue: str | None = None) -> list[Reaped]:
+        """Settle claims whose lease ran out, as `decide` says; of one queue, if it is named."""
+        first = self._file.read(
+            lambda connection: connection.execute(
+                SQL["reap_next"], {"only": self._scope(connection, queue)}
+            ).fetchone()
+        )
         if first is None or first[0] > self.clock.monotonic_us():
             return []
         woken: set[int] = set()
@@ -300,7 +310,7 @@ class SqliteEngine(SqliteMaintenance):
         def work(connection: sqlite3.Connection, tally: Tally, now_us: int) -> list[Reaped]:
             reaped, ready = sqlite_upkeep.reap(
                 connection, tally, now_us, self.clock.monotonic_us(),
-                dict(self._all_names(connection)), decide, limit,
+                dict(self._all_names(connection)), decide, limit, self._scope(connection, queue),
             )  # fmt: skip
             woken.update(ready)
             return reaped

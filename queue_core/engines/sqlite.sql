@@ -273,9 +273,10 @@ UPDATE job SET state = 'ready', holder = NULL, lease_us = NULL, started = 0,
 WHERE state = 'claimed';
 
 -- name: hold_insert
-INSERT INTO holder (worker, instance, pid, boot, time_namespace, created_us)
-VALUES (:worker, :instance, :pid, :boot, :time_namespace, :now)
-RETURNING id;
+-- takes an id from the sequence, since those of removed rows must not come back. It runs
+-- again before every claim, and does nothing where the row is: prune removes old ones.
+INSERT OR IGNORE INTO holder (id, worker, instance, pid, boot, time_namespace, created_us)
+VALUES (:id, :worker, :instance, :pid, :boot, :time_namespace, :now);
 
 -- name: queue_ids
 SELECT id, name FROM queue;
@@ -376,6 +377,11 @@ SELECT 1 FROM json_each(:tasks) AS wanted
 WHERE EXISTS (
     SELECT 1 FROM job WHERE task = wanted.value AND state = 'ready' AND parked = 1)
 LIMIT 1;
+
+-- name: claim_parked_in
+-- returns the tasks that a queue has parked jobs of.
+SELECT task FROM stat
+WHERE queue = :queue AND name = 'queue_parked_jobs' AND label = '' AND value > 0;
 
 -- name: claim_parked_count
 -- returns how many jobs each queue has parked of these tasks, by the numbers kept of them.
@@ -533,7 +539,8 @@ RETURNING queue;
 -- ---------------------------------------------------------------- reap
 
 -- name: reap_next
-SELECT lease_us FROM job WHERE state = 'claimed' ORDER BY lease_us LIMIT 1;
+SELECT lease_us FROM job WHERE state = 'claimed' AND (:only IS NULL OR queue = :only)
+ORDER BY lease_us LIMIT 1;
 
 -- name: reap_expired
 -- returns claims whose lease ran out, with the queue's id and whether they had started.
@@ -541,7 +548,7 @@ SELECT job.id, run, task,
     coalesce(job.payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
     enqueued_us, ready_us, claimed_us, expires_us, enqueued_us + delay_us, started, seq, queue
-FROM job WHERE state = 'claimed' AND lease_us <= :now
+FROM job WHERE state = 'claimed' AND lease_us <= :now AND (:only IS NULL OR queue = :only)
 ORDER BY lease_us LIMIT :limit;
 
 -- ---------------------------------------------------------------- replay

@@ -65,6 +65,7 @@ class SqliteBase:
         self._bell = Doorbell(Path(f"{self.path}.bells"))
         self._ids: dict[str, int] = {}
         self._names: dict[int, str] = {}
+        self._holders: dict[int, dict[str, Any]] = {}
         self._seen_version = -1
         self._rung_after: set[str] = set()
         self._file = SqliteFile(

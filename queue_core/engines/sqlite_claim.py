@@ -55,10 +55,22 @@ def candidates(
 
 def parked_wait(connection: sqlite3.Connection, request: ClaimRequest) -> bool:
     """Whether jobs were set aside for want of a handler that this claimer has."""
+    return _parked_tasks(connection, request) is not None
+
+
+def _parked_tasks(connection: sqlite3.Connection, request: ClaimRequest) -> str | None:
+    """Return the tasks to look for among the parked, as JSON; None when there is none of them."""
     if request.tasks is None:
-        return False
+        found: set[str] = set()
+        for name in request.queues or ():
+            queue = connection.execute(SQL["queue_id"], {"name": name}).fetchone()
+            if queue is not None:
+                parked = connection.execute(SQL["claim_parked_in"], {"queue": queue[0]})
+                found.update(task for (task,) in parked)
+        return tasks_json(frozenset(found)) if found else None
     tasks = tasks_json(request.tasks)
-    return connection.execute(SQL["claim_parked"], {"tasks": tasks}).fetchone() is not None
+    waits = connection.execute(SQL["claim_parked"], {"tasks": tasks}).fetchone() is not None
+    return tasks if waits else None
 
 
 def claim(
@@ -74,8 +86,8 @@ def claim(
 
     `ids` learns the numbers of the queues that were claimed from.
     """
-    if request.tasks is not None and parked_wait(connection, request):
-        tasks = {"tasks": tasks_json(request.tasks)}
+    if (parked := _parked_tasks(connection, request)) is not None:
+        tasks = {"tasks": parked}
         for queue_id, task, number in connection.execute(SQL["claim_parked_count"], tasks):
             # Read in this transaction: with these jobs gone, none is left.
             tally.add(queue_id, task, stats.PARKED, "", -number)

@@ -32,6 +32,9 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 def of_sqlite(path: Path, error: sqlite3.Error) -> QueueError:
     """Return our error for SQLite's."""
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
+        # Its word for "no space left", where the log's index is what has to grow.
+        return DatabaseFull(f"{path}: the disk is full; free space, then try again")
     match primary_code(error):
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return QueueBusy(f"{path} is locked by a program that does not use {path}.lock")

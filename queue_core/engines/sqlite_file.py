@@ -24,10 +24,11 @@ from urllib.parse import quote
 
 from queue_core.engines import deferral, forks, sqlite_faults
 from queue_core.engines.sql import load
-from queue_core.engines.sqlite_log import Log, make_folder
+from queue_core.engines.sqlite_log import Log, file_identity, make_folder
 from queue_core.engines.sqlite_times import LockTimes
 from queue_core.errors import (
     DatabaseError,
+    DatabaseUnavailable,
     DurabilityUnknown,
     QueueBusy,
     QueueClosed,
@@ -46,7 +47,8 @@ WRITER_CHECKPOINT_BYTES: Final = 4 * CHECKPOINT_BYTES
 TRUNCATE_BYTES: Final = 64 * 1024 * 1024
 COMMITS_PER_LOG_CHECK: Final = 64
 BUSY_PAUSE_SECONDS_MAX: Final = 0.05
-_kept_over_fork: list[object] = []
+_kept: list[object] = []
+"""Connections that must never be closed, since their log is not theirs to remove."""
 
 
 class SqliteFile:
@@ -81,6 +83,7 @@ class SqliteFile:
         self._mutex = threading.RLock()
         self._log = Log(Path(f"{path}-wal"))
         self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
         self._commits = 0
         self._closed = False
         self.times = LockTimes(time.monotonic_ns())
@@ -225,7 +228,21 @@ class SqliteFile:
             raise QueueError("a transaction is open in this thread: pass it as tx=, or end it")
         if self._connection is not None:
             self._undo(self._connection)
+            self._check_same_file()
         return self._connection or self._open(deadline)
+
+    def _check_same_file(self) -> None:
+        """Notice that the file was removed or replaced: what is stored there now would be lost."""
+        if file_identity(self.path) == self._identity:
+            return
+        # Never closed: that would remove the log of whatever has this name now.
+        _kept.append(self._connection)
+        self._connection = None
+        self._log.drop()
+        raise DatabaseUnavailable(
+            f"{self.path} was removed or replaced while in use, and this call did nothing; "
+            "the next one opens what is there then: restore the file before"
+        )
 
     def _transact(
         self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
@@ -306,6 +323,7 @@ class SqliteFile:
                 # Made by us first, so that it is private, and with it the log that
                 # takes its mode. No connection can have it open yet.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._identity = file_identity(self.path)
             connection = self._told(self._connect, deadline)
             try:
                 self._told(lambda: self._prepared(connection), deadline)
@@ -382,7 +400,7 @@ class SqliteFile:
         """Start afresh; what the parent still had open is dropped without being closed."""
         if self._connection is not None:
             # Closing it here would checkpoint and unlink the parent's log.
-            _kept_over_fork.append(self._connection)
+            _kept.append(self._connection)
             self._connection = None
         self._log.abandon()
         if self._lock is not None:
@@ -415,6 +433,8 @@ class SqliteFile:
         try:
             if not self.checkpoint(flush=False):
                 raise QueueBusy("a long reader keeps the log from being copied")
+            with self._session(time.monotonic() + self.lock_timeout_seconds):
+                self._drop()  # the log itself may be gone: begin with the one that is there
         except QueueError as error:
             raise DurabilityUnknown(
                 f"{self.path}: an earlier flush failed and the checkpoint that would mend it "

@@ -9,6 +9,7 @@ locks on that file, so closing the descriptor releases none.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
@@ -29,6 +30,7 @@ class Log:
         self.unsure = False
         self._mutex = threading.Lock()
         self._fd = -1
+        self._identity: tuple[int, int] | None = None
         self._flushed = 0
 
     def flush(self, ticket: int, commits: int) -> None:
@@ -40,6 +42,8 @@ class Log:
             if self._flushed >= ticket > 0:
                 return
             try:
+                if self._fd >= 0 and file_identity(self.path) != self._identity:
+                    raise FileNotFoundError(errno.ENOENT, "it was removed while in use")
                 descriptor = self._descriptor()
                 if descriptor >= 0:
                     sync_data(descriptor)
@@ -97,20 +101,28 @@ class Log:
 
     def _descriptor(self) -> int:
         """Return a descriptor of the log, or -1 when there is none and so nothing to flush."""
-        try:
-            found = os.stat(self.path)
-        except FileNotFoundError:
-            return -1
-        if self._fd >= 0 and os.fstat(self._fd).st_ino != found.st_ino:
-            self._close()
         if self._fd < 0:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return -1
+            status = os.fstat(self._fd)
+            self._identity = (status.st_dev, status.st_ino)
         return self._fd
 
     def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Return which file has a name now, None when there is none."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def make_folder(path: Path) -> None:

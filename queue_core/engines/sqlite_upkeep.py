@@ -76,9 +76,12 @@ def reap(
     names: dict[int, str],
     decide: Verdict,
     limit: int,
+    only: int | None,
 ) -> tuple[list[Reaped], set[int]]:
     """Settle the claims whose lease ran out; return them and the queues with ready jobs."""
-    rows = connection.execute(SQL["reap_expired"], {"now": monotonic_us, "limit": limit}).fetchall()
+    rows = connection.execute(
+        SQL["reap_expired"], {"now": monotonic_us, "limit": limit, "only": only}
+    ).fetchall()
     settlements = []
     for row in rows:
         record = claimed(row, names[row[18]])

@@ -5,7 +5,7 @@ Boundary: names and help only; each command lives in a module of its own.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -22,6 +22,7 @@ from supervisor.cli import (
     put,
     run,
     status,
+    top,
     why,
     workers,
 )
@@ -65,20 +66,26 @@ def _options(
     """
 
 
-app.command("init")(init.init)
-app.command("check")(check.check)
-app.command("run")(run.run)
-app.command("demo")(demo.demo)
-app.command("put")(put.put)
-app.command("status")(status.status)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(dead.app, name="dead")
-app.command("doctor")(doctor.doctor)
-app.command("why")(why.why)
-app.add_typer(workers.app, name="workers")
-app.command("chaos")(chaos.chaos)
-app.command("metrics")(metrics.metrics)
-app.add_typer(import_.app, name="import")
+SET_UP: Final = "Set up and run"
+JOBS: Final = "Jobs"
+LOOK: Final = "Look"
+MEND: Final = "Keep it working"
+
+app.command("init", rich_help_panel=SET_UP)(init.init)
+app.command("check", rich_help_panel=SET_UP)(check.check)
+app.command("run", rich_help_panel=SET_UP)(run.run)
+app.command("demo", rich_help_panel=SET_UP)(demo.demo)
+app.command("put", rich_help_panel=JOBS)(put.put)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
+app.add_typer(dead.app, name="dead", rich_help_panel=JOBS)
+app.add_typer(import_.app, name="import", rich_help_panel=JOBS)
+app.command("status", rich_help_panel=LOOK)(status.status)
+app.command("top", rich_help_panel=LOOK)(top.top)
+app.command("why", rich_help_panel=LOOK)(why.why)
+app.command("metrics", rich_help_panel=LOOK)(metrics.metrics)
+app.add_typer(workers.app, name="workers", rich_help_panel=MEND)
+app.command("doctor", rich_help_panel=MEND)(doctor.doctor)
+app.command("chaos", rich_help_panel=MEND)(chaos.chaos)
 
 
 def command() -> Any:

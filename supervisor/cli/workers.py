@@ -59,13 +59,13 @@ def list_workers(
             f"no supervisor {settings.instance} runs on {settings.database}; "
             "start it with `herdsman run`"
         )
-    rows = [*_workers(tree, _tasks(settings.database, tree))]
+    rows = [*worker_rows(tree, running_tasks(settings.database, tree))]
     pools = [_pool(pool, tree) for pool in tree.processes.pools if pool.active]
     if as_json:
         output.emit("workers list", instance=tree.instance, supervisor_pid=tree.supervisor_pid,
                     draining=tree.processes.draining, workers=rows, pools=pools)  # fmt: skip
         return
-    output.table(COLUMNS, [_row(row) for row in rows])
+    output.table(COLUMNS, [shown(row) for row in rows])
     output.line("")
     output.table(
         ["pool", "processes", "live", "ready", "restarts", "state", "note"],
@@ -258,7 +258,7 @@ def _report(
 # ---- showing ------------------------------------------------------------------------------
 
 
-def _tasks(database: str, tree: Tree) -> Mapping[int, str]:
+def running_tasks(database: str, tree: Tree) -> Mapping[int, str]:
     """Return the tasks of the running jobs; none when the database cannot be asked."""
     from queue_core.errors import QueueError
 
@@ -277,7 +277,8 @@ def _tasks(database: str, tree: Tree) -> Mapping[int, str]:
     return found
 
 
-def _workers(tree: Tree, tasks: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+def worker_rows(tree: Tree, tasks: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """Yield a document per worker, seats without a process included."""
     from supervisor.slots import Kind
 
     by_name: dict[str, list[Person]] = {}
@@ -332,7 +333,8 @@ def _death(death: Any) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _row(row: Mapping[str, Any]) -> list[object]:
+def shown(row: Mapping[str, Any]) -> list[object]:
+    """Return the cells of one worker, in the order of COLUMNS."""
     since, memory, death = row["since_seconds"], row["resident_bytes"], row["last_death"]
     ended = f"{death['text']}, {output.span(death['age_seconds'])} ago" if death else None
     return [

@@ -133,9 +133,11 @@ class Books:
         elif how == "rejected":
             if decided != "reject" or payload["do"] != "reject":
                 yield what
-        elif how != "exhausted" or payload["do"] != "exhaust":
-            yield what
-        elif decided != "fail" and self.ledger.get((id_, run)) not in ("crashed", "lease_lost"):
+        elif (
+            how != "exhausted"
+            or payload["do"] != "exhaust"
+            or (decided != "fail" and self.ledger.get((id_, run)) not in ("crashed", "lease_lost"))
+        ):
             yield what
 
     def _faults_of_settlements(self) -> Iterator[str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from queue_core import Queue
 from supervisor.slot import Kind
-
 from tests.campaign.accounts import Books
 from tests.campaign.roles import BATCH_MAX, HANDLERS, consume, produce
 from tests.conftest import wait_until
@@ -139,7 +138,9 @@ class Supervised(Arena):
 
     def strike(self) -> None:
         """Kill a producer, a worker, the keeper, or all of them by way of the supervisor."""
-        kind = self.chance.choices(["producer", "worker", "keeper", "supervisor"], [40, 42, 13, 5])[0]
+        kind = self.chance.choices(["producer", "worker", "keeper", "supervisor"], [40, 42, 13, 5])[
+            0
+        ]
         if kind == "producer":
             self._kill_child(self.chance.choice(self._children("producer")))
             self._fork("producer", self._produce)

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from queue_core import Queue
-
 from tests.campaign.accounts import Books
 from tests.campaign.arenas import Arena, Library, Supervised
 from tests.campaign.kills import run

@@ -22,11 +22,12 @@ from pathlib import Path
 import pytest
 
 from queue_core import Queue
-
 from tests.fault.checks import is_whole
 
 ROOT = Path(__file__).resolve().parents[2]
-CALL = re.compile(r"^\d+\s+(\w+)\((?:\d+<(?P<path>[^>]*)>|\"(?P<name>[^\"]*)\")(?P<rest>.*)\)\s+= (-?\d+)")
+CALL = re.compile(
+    r"^\d+\s+(\w+)\((?:\d+<(?P<path>[^>]*)>|\"(?P<name>[^\"]*)\")(?P<rest>.*)\)\s+= (-?\d+)"
+)
 FLUSHED = {
     "put", "duplicate", "ack", "nack", "fail", "release", "replay", "discard", "cancel", "configure",
 }  # fmt: skip
@@ -88,7 +89,11 @@ def _strace() -> str:
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Watch a process that does every operation once, and 50 puts."""
     folder = tmp_path_factory.mktemp("power")
-    database, report, calls = folder / "new" / "folder" / "h.db", folder / "report", folder / "calls"
+    database, report, calls = (
+        folder / "new" / "folder" / "h.db",
+        folder / "report",
+        folder / "calls",
+    )
     done = subprocess.run(
         [_strace(), "-f", "-y", "-s", "80", "-o", calls, "-e",
          "trace=pwrite64,pwritev,write,fdatasync,fsync,flock,mkdir",
@@ -169,7 +174,9 @@ def test_a_checkpoint_writes_nothing_that_is_not_safe_in_the_log(trace: Trace) -
 def test_new_folders_and_files_outlast_a_power_cut(trace: Trace) -> None:
     """Each name made for a new database is synced in its folder before the first put returns."""
     told, calls = trace.steps[0]
-    synced = {calls[at].path for at in range(len(calls)) if calls[at].name in ("fsync", "fdatasync")}
+    synced = {
+        calls[at].path for at in range(len(calls)) if calls[at].name in ("fsync", "fdatasync")
+    }
     made = trace.database.parent
     assert {str(made.parent.parent), str(made.parent), str(made)} <= synced
 

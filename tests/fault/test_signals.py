@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from queue_core import Queue, StaleClaim
-
 from tests.fault.checks import is_whole, lock_is_free
 from tests.fault.conftest import Fork, exit_codes
 

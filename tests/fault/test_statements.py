@@ -30,7 +30,6 @@ from queue_core.errors import (
     QueueFull,
 )
 from queue_core.job import Claimed, NewJob, Settlement, State
-
 from tests.fault.checks import is_whole, lock_is_free, shape
 from tests.fault.conftest import LARGE, QUEUE, SECOND_US, Fork, Stock, exit_codes, settled
 

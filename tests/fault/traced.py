@@ -71,9 +71,7 @@ def main(database: str, report: str) -> None:
     engine.checkpoint()
     tell("checkpoint")
     tell("put", queue.put("into a log that begins anew"))
-    lazy: Queue[Any] = Queue(
-        database, "lazy", engine=SqliteEngine(database, flush_finishes=False)
-    )
+    lazy: Queue[Any] = Queue(database, "lazy", engine=SqliteEngine(database, flush_finishes=False))
     tell("put", lazy.put("for a worker with a keeper"))
     found = lazy.get(timeout=0)
     assert found is not None

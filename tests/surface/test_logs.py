@@ -443,5 +443,5 @@ def test_attempts_that_are_not_told_cost_nothing(attempts: str, level: str, want
     def call(handler: object, row: object) -> Done:
         return Done()
 
-    around = watched(call, tell=tell, spans=None, now_us=lambda: 0)
+    around = watched(call, tell=tell, spans=None, now_us=int, steady_ns=int)
     assert (around is not call) == wanted

@@ -143,7 +143,11 @@ def test_without_a_hook_headers_are_stored_as_given(database: Path) -> None:
 def run(provider: TracerProvider, row: Claimed, result: Result) -> None:
     """Run one attempt with spans, as the worker does."""
     call = watched(
-        lambda handler, row: result, tell=None, spans=tracing.Spans(provider), now_us=lambda: 0
+        lambda handler, row: result,
+        tell=None,
+        spans=tracing.Spans(provider),
+        now_us=int,
+        steady_ns=int,
     )
     assert call(None, row) is result
 
@@ -216,7 +220,7 @@ def test_the_handler_runs_inside_the_span_and_its_puts_continue_the_trace(
         function = python_call(handler)
         call = watched(
             lambda handler, row: function(row), tell=None, spans=tracing.Spans(provider),
-            now_us=lambda: 0,
+            now_us=int, steady_ns=int,
         )  # fmt: skip
         assert call(None, claimed({"traceparent": PARENT})) == Done()
         job = queue.peek()

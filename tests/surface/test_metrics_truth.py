@@ -1,0 +1,197 @@
+"""Hold the numbers of a real service to a recount of its rows, through load, reload and restart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from queue_core import Queue
+from supervisor.catalogue import CATALOGUE
+from supervisor.slot import Kind
+from tests.conftest import wait_until
+from tests.process.service import Maker, Service, services
+from tests.surface.test_metrics import Samples
+
+GROWING = {family.name for family in CATALOGUE if family.type in ("counter", "histogram")}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Maker]:
+    """Prepare services, and end them."""
+    with services(tmp_path) as maker:
+        yield maker
+
+
+def scrape(service: Service) -> Samples:
+    """Return the database's samples as the service shows them now; a failure is "not yet"."""
+    code, text = service.get("metrics/database")
+    assert code == 200
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["herdsman_database_up", frozenset()] == 1
+    return samples
+
+
+def total(samples: Samples, name: str, **labels: str) -> int:
+    """Add up the samples of a name that have these labels."""
+    wanted = set(labels.items())
+    return round(
+        sum(n for (at, own), n in samples.items() if at == f"herdsman_{name}" and wanted <= own)
+    )
+
+
+def recounted(database: Path, *, replayed: list[int]) -> dict[str, int]:
+    """Say what the numbers must be, from the rows alone.
+
+    `replayed` are the attempts of each dead job that was made ready again: its row is gone.
+    """
+    uri = f"file:{database}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+
+        def one(text: str) -> int:
+            return int(connection.execute(text).fetchone()[0] or 0)
+
+        outcomes = dict(
+            connection.execute("SELECT outcome, count(*) FROM attempt GROUP BY outcome")
+        )
+        done = one("SELECT count(*) FROM done WHERE outcome = 'succeeded'")
+        cancelled = one("SELECT count(*) FROM done WHERE outcome = 'cancelled'")
+        dead = one("SELECT count(*) FROM dead") + len(replayed)
+        rows = one("SELECT count(*) FROM job") + done + cancelled + dead - len(replayed)
+        runs = sum(one(f"SELECT sum(run) FROM {table}") for table in ("job", "done", "dead"))
+        spent = one("SELECT sum(attempts) FROM done WHERE outcome = 'succeeded'")
+        spent += one("SELECT sum(attempts) FROM dead") + sum(replayed)
+    failed = sum(n for outcome, n in outcomes.items() if outcome != "interrupted")
+    ended = done + sum(outcomes.values())
+    return {
+        "jobs_enqueued_total": rows,
+        "claims_total": runs,
+        "attempts_started_total": ended,
+        "attempts_finished_total": ended,
+        **{f"attempts_finished_total:{outcome}": n for outcome, n in outcomes.items()},
+        "attempts_finished_total:succeeded": done,
+        "jobs_finished_total:succeeded": done,
+        "jobs_finished_total:dead": dead,
+        "jobs_finished_total:cancelled": cancelled,
+        "dead_letters_total": dead,
+        "retries_total": failed - dead,
+        "errors_total": failed,
+        "jobs_replayed_total": len(replayed),
+        "queue_wait_seconds_count": ended,
+        "attempt_duration_seconds_count": ended,
+        "attempt_duration_seconds_count:ok": done,
+        "job_latency_seconds_count": done,
+        "job_attempts_count": done + dead,
+        "job_attempts_sum": spent,
+    }
+
+
+def shown(samples: Samples, names: dict[str, int]) -> dict[str, int]:
+    """Return what a scrape says under the names of a recount."""
+    found = {}
+    for name in names:
+        family, _, label = name.partition(":")
+        found[name] = total(samples, family, **({"outcome": label} if label else {}))
+    return found
+
+
+class Watch:
+    """Look at one service again and again; what it shows may never go back."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.before: Samples = {}
+        self.replayed: list[int] = []
+
+    def look(self) -> Samples:
+        """Scrape, and hold it to the scrape before."""
+        samples = scrape(self.service)
+        back = [
+            (at, number, samples.get(at))
+            for at, number in self.before.items()
+            if any(at[0].startswith(name) for name in GROWING)
+            and not samples.get(at, -1.0) >= number
+        ]
+        if back:
+            pytest.fail(f"went back: {back[:5]}")
+        self.before = samples
+        return samples
+
+    def equals_the_rows(self) -> None:
+        """Wait until all jobs ended, and compare every number with the rows."""
+        rest = ("ready", "delayed", "claimed")
+        wait_until(lambda: not any(self.service.rows()[state] for state in rest), what="all ended")
+        wanted = recounted(self.service.database, replayed=self.replayed)
+
+        def same() -> bool:
+            samples = self.look()
+            assert shown(samples, wanted) == wanted
+            rows = self.service.rows()
+            assert {state: total(samples, "queue_jobs", state=state) for state in rows} == rows
+            return True
+
+        wait_until(same, what="the numbers are those of the rows")
+
+
+def load(queue: Queue[Any]) -> None:
+    """Put jobs that end in every way."""
+    queue.put_many(["nothing"] * 60)
+    for payload in ("raise", "once raise", "once die", "reject", "once snooze 0.05",
+                    "once retry 0.05", "retry 0.05"):  # fmt: skip
+        queue.put(payload)
+    queue.cancel(queue.put("nothing", delay=600))
+
+
+def test_the_numbers_are_those_of_the_rows_through_reload_restart_and_kill(make: Maker) -> None:
+    """Load, a reload, a killed web, a restart and a killed supervisor: nothing lost or doubled."""
+    service = make(processes=2, web=True, max_attempts=2)
+    queue = service.queue()
+    service.started()
+    watch = Watch(service)
+    load(queue)
+    key = queue.put("nothing", key="once")
+    assert queue.put("nothing", key="once") == key
+    watch.equals_the_rows()
+    assert total(watch.before, "jobs_rejected_total", reason="duplicate") == 1
+
+    service.send(signal.SIGHUP)
+    load(queue)
+    wait_until(lambda: service.events("reload_finished"), what="the reload is over")
+    watch.equals_the_rows()
+
+    os.kill(service.pid_of(Kind.WEB), signal.SIGKILL)
+    addresses = len(service.events("web_listening"))
+    wait_until(lambda: len(service.events("web_listening")) > addresses, what="web is back")
+    wait_until(watch.look, what="web answers again")
+
+    assert service.stop() == 0
+    job = queue.dead(limit=1)[0]
+    watch.replayed.append(job.attempt - 1)
+    queue.replay(job.id)
+    service.started()
+    load(queue)
+    watch.equals_the_rows()
+    assert total(watch.before, "operator_actions_total", action="replay", via="library") == 1
+
+    alone = queue.put("wait go")
+    wait_until(lambda: service.running(alone), what="the job runs")
+    service.send(signal.SIGKILL)
+    service.wait()
+    service.make("go")
+    wait_until(lambda: not service.all_processes(), what="the tree is gone")
+    service.started()
+    wait_until(lambda: service.done(alone), what="the job is done")
+    watch.equals_the_rows()
+    assert total(watch.before, "tree_deaths_total") == 1
+    assert queue.recount() == []
