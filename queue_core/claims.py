@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from queue_core import codec
 from queue_core.engine import ClaimRequest, Holder
-from queue_core.errors import StaleClaim
+from queue_core.errors import PayloadInvalid, StaleClaim
 from queue_core.job import Claimed, Job, Reason, Settlement, Stale
 from queue_core.maintenance import Tended
 from queue_core.retry import (
@@ -128,7 +128,9 @@ class Claiming(Tended[T]):
 
     def extend(self, job: Job[T], seconds: float) -> None:
         """Let the lease end `seconds` from now; raises StaleClaim when it is lost already."""
-        lease_us = codec.duration_us("seconds", seconds) or 0
+        lease_us = codec.duration_us("seconds", seconds)
+        if lease_us is None:
+            raise PayloadInvalid("seconds must be a number of seconds, not None")
         self._raise_stale(self._engine.extend([job.claim], lease_us))
 
     # ------------------------------------------------------------ finish

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
@@ -38,20 +33,16 @@ from supervisor.catalogue import (
     Source,
     clean_label,
 )
+from supervisor.exposition import Histograms, Labels, Scalars
 from supervisor.reading import WAIT_SECONDS, Reader, ReadFailed
 
-Labels = tuple[str, ...]
 Cell = tuple[Labels, float]
 
 
 def scalars(name: str, cells: Iterable[Cell]) -> Metric:
     """Build a counter or a gauge of the catalogue, by its name without the prefix."""
     family = BY_NAME[PREFIX + name]
-    kind = CounterMetricFamily if family.type == "counter" else GaugeMetricFamily
-    metric = kind(family.name, family.help, labels=family.labels)
-    for labels, value in cells:
-        metric.add_metric(labels, value)
-    return metric
+    return Scalars(family.name, family.help, family.type, family.labels, cells)
 
 
 class _ByName:
@@ -133,17 +124,15 @@ def _stored_histogram(
         at = _labels(family, rows.where(family, queue, task), label)
         before = values.get(at, empty)
         values[at] = histogram if before is empty else _sum(before, histogram)
-    metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+    metric = Histograms(family.name, family.help, family.labels, bounds)
     for labels, histogram in values.items():
-        found = examples.get(labels, {})
-        buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = [
-            (bound, float(count), found[at]) if at in found and histogram.counts[at]
-            else (bound, float(count))
-            for at, (bound, count) in enumerate(
-                zip(bounds, accumulate(histogram.counts), strict=True)
-            )
-        ]  # fmt: skip
-        metric.add_metric(labels, buckets, histogram.total)
+        found = {
+            place: example
+            for place, example in examples.get(labels, {}).items()
+            if histogram.counts[place]
+        }
+        counts = list(accumulate(histogram.counts))
+        metric.cells.append((labels, counts, histogram.total, found))
     return metric
 
 

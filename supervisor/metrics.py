@@ -32,7 +32,7 @@ _REWRITING: Final = re.compile(r"escaping=(dots|values)")
 class Registry(CollectorRegistry):
     """What one path serves. `detailed` is the same with exemplars, for OpenMetrics."""
 
-    def __init__(self, *collectors: Collector, detailed: CollectorRegistry | None = None) -> None:
+    def __init__(self, *collectors: Collector, detailed: Registry | None = None) -> None:
         super().__init__()
         self.detailed = detailed
         for collector in collectors:

@@ -62,6 +62,7 @@ STEADY_CLOCK_FILES = {
     "supervisor/slot.py",  # stamps what a process writes about itself
     "supervisor/worker.py",  # how long a job took
     "supervisor/keeper.py",  # ticks
+    "supervisor/deaths.py",  # how long a job had run when its worker died
     "supervisor/outside.py",  # deadlines of commands and requests
     "supervisor/reading.py",  # how old a snapshot is
     "supervisor/apart.py",  # the deadline of a process that is thrown away

@@ -460,11 +460,13 @@ FROM job WHERE id = :id AND run = :run AND state = 'claimed';
 DELETE FROM job WHERE id = ?1 AND run = ?2 AND state = 'claimed';
 
 -- name: finish_ready
--- keeps seq: a released job goes back to where it stood. A suspect waits (parked 2)
--- until promote_suspect lets it run.
+-- keeps seq where :seq is NULL: a released job goes back to where it stood, and so does one
+-- whose worker died; another retry stands at the end. What has started does not expire.
+-- A suspect waits (parked 2) until promote_suspect lets it run.
 UPDATE job SET state = 'ready', holder = NULL, lease_us = NULL, started = 0,
     attempts = attempts + :charge, deaths = deaths + :death,
-    tree_deaths = tree_deaths + :tree_death,
+    tree_deaths = tree_deaths + :tree_death, seq = coalesce(:seq, seq),
+    expires_us = CASE WHEN :charge THEN NULL ELSE expires_us END,
     suspect = CASE WHEN :suspect OR (:tree_death AND tree_deaths >= 2) THEN 1 ELSE suspect END,
     parked = CASE WHEN :suspect OR (:tree_death AND tree_deaths >= 2) THEN 2 ELSE 0 END,
     ready_us = CASE WHEN :charge THEN :now ELSE ready_us END
@@ -472,7 +474,8 @@ WHERE id = :id AND run = :run AND state = 'claimed';
 
 -- name: finish_delayed
 UPDATE job SET state = 'delayed', holder = NULL, lease_us = NULL, started = 0,
-    attempts = attempts + :charge, deaths = deaths + :death, due_us = :due, seq = NULL
+    attempts = attempts + :charge, deaths = deaths + :death, due_us = :due, seq = NULL,
+    expires_us = CASE WHEN :charge THEN NULL ELSE expires_us END
 WHERE id = :id AND run = :run AND state = 'claimed';
 
 -- name: finish_attempt

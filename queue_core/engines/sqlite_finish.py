@@ -79,6 +79,7 @@ def settle(
     if attempts:
         connection.executemany(SQL["finish_attempt"], attempts)
         connection.executemany(SQL["finish_ledger_trim"], attempts)
+    _give_places(connection, groups.get(State.READY, []))
     for state, rows in groups.items():
         _move(connection, state, rows)
     start_key_life(connection, keys, now_us)
@@ -236,6 +237,18 @@ def _move(connection: sqlite3.Connection, state: State, rows: list[dict[str, Any
             # The rows were read under the lock a moment ago: only a damaged
             # file, or a writer without any lock, can make these differ.
             raise sqlite3.DatabaseError(f"{name} changed {changed} rows of {len(rows)}")
+
+
+def _give_places(connection: sqlite3.Connection, rows: list[dict[str, Any]]) -> None:
+    """Let charged retries stand at the end of their queue; the others keep their place."""
+    anew = [row for row in rows if row["charge"] and not row["death"]]
+    for row in rows:
+        row["seq"] = None
+    if anew:
+        numbers = {"number": len(anew)}
+        last = connection.execute(SQL["stat_sequence"], numbers).fetchone()[0]
+        for place, row in enumerate(anew):
+            row["seq"] = last - len(anew) + 1 + place
 
 
 def _bound(name: str, rows: list[dict[str, Any]]) -> Sequence[Any]:

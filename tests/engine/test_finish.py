@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from queue_core import Outcome, Queue, Reason, StaleClaim, State
+from queue_core import Outcome, PayloadInvalid, Queue, Reason, StaleClaim, State
 from queue_core.clock import FakeClock
 from queue_core.engine import Engine, Holder
 from queue_core.job import TRANSITIONS, Claim, Settled, Stale
@@ -346,3 +346,35 @@ def test_a_failed_job_is_dead_at_once(queue: Queue[Any]) -> None:
     queue.fail(job, error="never")
     (dead,) = queue.dead(reason=Reason.REJECTED)
     assert (dead.id, dead.error) == (job_id, "never")
+
+
+def test_a_charged_retry_stands_at_the_end_and_a_released_job_where_it_stood(
+    engine: Engine,
+) -> None:
+    """A job that fails again and again does not keep the others waiting."""
+    first, second, third = put(engine, new_job(), new_job(), new_job())
+    failing, released = take(engine, 2)
+    assert (failing.id, released.id) == (first, second)
+    engine.finish(
+        [settlement(failing, State.READY, charge=True), settlement(released, State.READY)]
+    )
+    assert [row.id for row in take(engine, 3)] == [second, third, first]
+
+
+def test_a_job_that_has_started_no_longer_expires(engine: Engine, clock: FakeClock) -> None:
+    """Expiry is about jobs that nobody began: a late retry is better than none."""
+    (job_id,) = put(engine, new_job(expires_us=SECOND_US))
+    (row,) = take(engine)
+    engine.finish([settlement(row, State.READY, charge=True)])
+    clock.advance(10)
+    assert [again.id for again in take(engine)] == [job_id]
+
+
+def test_a_lease_is_extended_by_a_number_of_seconds(database: Path) -> None:
+    """None is no length of time: it would have ended the lease at once."""
+    with Queue[int](database) as queue:
+        queue.put(1)
+        job = queue.get(timeout=0)
+        assert job is not None
+        with pytest.raises(PayloadInvalid, match="number of seconds"):
+            queue.extend(job, None)  # type: ignore[arg-type]

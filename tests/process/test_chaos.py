@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from queue_core import Queue
 from supervisor import chaos
 from supervisor.linux import start_time
 from tests.conftest import wait_until
 from tests.process.service import Maker, Service, command, sentence, services
 
-SECONDS = float(os.environ.get("HERDSMAN_SOAK_SECONDS", "5"))
+SECONDS = float(os.environ.get("HERDSMAN_SOAK_SECONDS", "4"))
 """How long the long experiment kills; a soak sets 60 and more."""
 
 
@@ -134,7 +135,6 @@ def test_a_job_that_is_dead_for_another_reason_or_unfinished_is_a_violation(
         (["--for", "1s"], 2, "add --yes to do it"),
         (["--yes"], 1, "no supervisor main runs on"),
         (["--yes", "--targets", "workers,cron"], 2, "not 'cron'"),
-        (["--yes", "--jobs", "3"], 2, "--jobs needs a --queue"),
         (["--yes", "--jobs", "3", "-q", "w", "--payload", "{"], 2, "--payload is not JSON"),
         (["--yes", "--kill-every", "soon"], 2, "--kill-every soon: "),
     ],
@@ -143,9 +143,9 @@ def test_what_makes_no_sense_is_refused_before_anything_is_killed(
     tmp_path: Path, args: list[str], code: int, words: str
 ) -> None:
     """One sentence and the documented exit code."""
-    (tmp_path / "h.toml").write_text('database = "jobs.db"\n')
-    command("put", "q", "1", "-c", "h.toml", cwd=tmp_path)
-    done = command("chaos", *args, "-c", "h.toml", cwd=tmp_path)
+    with Queue[Any](tmp_path / "jobs.db", "q") as queue:
+        queue.put(1)
+    done = command("chaos", *args, "-d", "jobs.db", cwd=tmp_path)
     assert done.returncode == code
     assert words in sentence(done)
 

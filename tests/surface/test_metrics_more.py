@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_errors_of_a_folded_task_are_folded_too() -> None:
 
 
 def test_what_operators_do_is_counted_by_how_they_came(database: Path) -> None:
-    """An action that changes something counts once; one that changes nothing, and upkeep, do not."""
+    """What changes something counts once; what changes nothing does not, nor does upkeep."""
     for via in ("cli", "web"):
         with Queue[int](database, "emails", via=via) as queue:
             queue.pause()
@@ -397,7 +398,7 @@ def test_examples_cost_a_few_rows_whatever_there_is(database: Path, queue: Queue
 # ---- the text -----------------------------------------------------------------------------
 
 
-class Fixed(Collector):
+class Families(Collector):
     """A collector of given families."""
 
     def __init__(self, families: list[Metric]) -> None:
@@ -435,9 +436,42 @@ def test_the_text_is_what_the_library_would_write(
             own = {**own, "le": "1.0"}
         family.add_sample("herdsman_x" + suffix, own, number, exemplar=shown)
     registry = CollectorRegistry()
-    registry.register(Fixed([family]))
+    registry.register(Families([family]))
     assert encode([family], openmetrics=False) == generate_latest(registry)
     assert encode([family], openmetrics=True) == generate_openmetrics(registry)
+
+
+def test_a_whole_scrape_is_what_the_library_would_write(database: Path, queue: Queue[Any]) -> None:
+    """The families that skip the library's samples say the same, in both formats."""
+    queue.put_many(list(range(30)), headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"})
+    for job in queue.get_many(20):
+        queue.fail(job, error="x") if job.id % 2 else queue.ack(job)
+    snapshot = queue.engine.snapshot()
+    big = {at: number + 12_345_678 for at, number in snapshot.counters.items()}
+    histograms = {
+        at: replace(one, counts=(one.counts[0] + 2_000_000, *one.counts[1:]))
+        for at, one in snapshot.histograms.items()
+    }
+
+    class Fixed:
+        answer = Snapshot(taken_us=0)
+
+        def snapshot(self) -> Snapshot:
+            return self.answer
+
+        def flush(self) -> None: ...
+
+    source = Fixed()
+    database_path = registries(source).database
+    for answer in (snapshot, replace(snapshot, counters=big, histograms=histograms)):
+        source.answer = answer
+        for registry in (database_path, database_path.detailed):
+            assert registry is not None
+            families = [*registry.collect()]
+            fixed = CollectorRegistry()
+            fixed.register(Families(families))
+            assert encode(families, openmetrics=False) == generate_latest(fixed)
+            assert encode(families, openmetrics=True) == generate_openmetrics(fixed)
 
 
 def test_other_escapings_are_left_to_the_library(database: Path) -> None:
