@@ -41,6 +41,10 @@ format: $(VENV)/.installed-dev ## Rewrite the sources in the one style
 campaign: $(VENV)/.installed-dev ## Kill 500 processes at random and account for every job
 	$(BIN)/python -m tests.campaign.kills
 
+.PHONY: soak
+soak: $(VENV)/.installed-dev ## Kill processes of a running service for ten minutes; all jobs are accounted for
+	HERDSMAN_SOAK_SECONDS=600 $(BIN)/python -m pytest tests/process/test_chaos.py --timeout 900
+
 .PHONY: clean
 clean: ## Remove what the commands above made; keeps var/, where databases live
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \

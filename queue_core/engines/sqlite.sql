@@ -261,7 +261,7 @@ SELECT DISTINCT holder.instance FROM job JOIN holder ON holder.id = job.holder
 WHERE job.state = 'claimed' AND holder.boot <> :boot AND holder.instance <> '';
 
 -- name: boot_depths
-SELECT queue, count(*) FROM job WHERE state = 'claimed' GROUP BY queue;
+SELECT queue, task, count(*) FROM job WHERE state = 'claimed' GROUP BY queue, task;
 
 -- name: boot_release
 -- After a reboot every claim is void: its process is gone, and its lease counts another clock.

@@ -49,6 +49,9 @@ COMMITS_PER_LOG_CHECK: Final = 64
 BUSY_PAUSE_SECONDS_MAX: Final = 0.05
 _kept: list[object] = []
 """Connections that must never be closed, since their log is not theirs to remove."""
+_inherited: set[tuple[int, int] | None] = set()
+"""Files of which this process inherited an open transaction: to SQLite it is this process's own,
+for ever, and would stand in the way of every other."""
 
 
 class SqliteFile:
@@ -324,6 +327,11 @@ class SqliteFile:
                 # takes its mode. No connection can have it open yet.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._identity = file_identity(self.path)
+            if self._identity in _inherited:
+                raise DatabaseUnavailable(
+                    f"{self.path}: this process was forked inside a transaction of its parent and "
+                    "cannot use this database; fork outside of transaction()"
+                )
             connection = self._told(self._connect, deadline)
             try:
                 self._told(lambda: self._prepared(connection), deadline)
@@ -401,6 +409,7 @@ class SqliteFile:
         if self._connection is not None:
             # Closing it here would checkpoint and unlink the parent's log.
             _kept.append(self._connection)
+            _inherited.add(self._identity)
             self._connection = None
         self._log.abandon()
         if self._lock is not None:

@@ -19,7 +19,7 @@ from queue_core.errors import (
     SchemaTooOld,
 )
 from queue_core.lockfile import InstanceLock
-from queue_core.stats import DEPTH, Row
+from queue_core.stats import DEPTH, TREE_DEATHS, Row
 
 SCHEMA_VERSION: Final = 1
 APPLICATION_ID: Final = 0x48455244
@@ -106,8 +106,12 @@ def _void_claims(connection: sqlite3.Connection, path: Path, clock: Clock) -> No
                 "serves one host: stop the other, or use PostgreSQL"
             )
     connection.execute(SQL["begin_write"])
-    for queue, number in connection.execute(SQL["boot_depths"]).fetchall():
-        rows = [Row(queue, "", DEPTH, "claimed", -number), Row(queue, "", DEPTH, "ready", number)]
+    for queue, task, number in connection.execute(SQL["boot_depths"]).fetchall():
+        rows = [
+            Row(queue, "", DEPTH, "claimed", -number),
+            Row(queue, "", DEPTH, "ready", number),
+            Row(queue, task, TREE_DEATHS, "", number),
+        ]
         connection.executemany(SQL["stat_add"], rows)
     connection.execute(SQL["boot_release"])
     connection.execute(SQL["stat_sequence"], {"number": SEQUENCE_LEAP}).fetchone()

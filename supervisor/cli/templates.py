@@ -41,7 +41,7 @@ database = "$database"
 # "console" for people, "json" for machines; "auto" is console on a terminal, else json.
 # format = "auto"
 # A line for every attempt, with its wait, duration, processor time and memory: "off", "debug" or
-# "info". It costs a few dozen microseconds a job when it is on.
+# "info". When it is on, it costs a quick job about 0.1 ms.
 # attempts = "off"
 # A file to write to, opened anew on USR1; default is standard error.
 # file = "herdsman.log"

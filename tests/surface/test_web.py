@@ -170,6 +170,30 @@ def test_the_dashboard_shows_queues_workers_and_dead_letters(
     assert '<noscript><meta http-equiv="refresh"' in text
 
 
+def test_the_last_dead_letters_are_those_that_died_last(
+    start: Callable[..., Web], database: Path
+) -> None:
+    """Of many, in several queues, the latest deaths are shown: an old job that died again too."""
+    died = []
+    with (
+        Queue[int](str(database), "emails") as emails,
+        Queue[int](str(database), "reports") as reports,
+    ):
+        for number in range(12):
+            queue = reports if number % 3 else emails
+            queue.put(number)
+            job = queue.get(timeout=0)
+            assert job
+            queue.fail(job, error="x")
+            died.append(job.id)
+        emails.replay(died[0])
+        again = emails.get(timeout=0)
+        assert again
+        emails.fail(again, error="x")
+    shown = [dead["id"] for dead in start().get("/api/status").json()["dead"]]
+    assert shown == [died[0], *reversed(died[3:])]
+
+
 def test_the_api_says_the_same_as_the_page(start: Callable[..., Web], database: Path) -> None:
     """The document has stable keys and plain values."""
     with Queue[dict[str, str]](str(database), "emails") as queue:
