@@ -34,7 +34,8 @@ NUMBERS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE
 READY = f"""
 {NUMBERS}
 INSERT INTO job (id, queue, state, seq, task, enqueued_us, ready_us, payload)
-SELECT :first + i, 1, 'ready', :first + i, 'jobs', :now, :now, CAST('{{"number": 1}}' AS BLOB) FROM n
+SELECT :first + i, 1, 'ready', :first + i, 'jobs', :now, :now, CAST('{{"number": 1}}' AS BLOB)
+FROM n
 """
 DELAYED = f"""
 {NUMBERS}

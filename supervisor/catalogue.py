@@ -207,7 +207,7 @@ CATALOGUE: Final[tuple[Family, ...]] = (
             "1 when the configuration in use is the one last asked for."),
     _family(_P, "info", "build_info", "Version of herdsman and its storage engine.",
             ("version", "engine")),
-    _family(_P, "info", "config_info", "Which configuration is in use, by its digest.",
+    _family(_P, "info", "config_info", "Configuration this exporter started with, by its digest.",
             ("hash",)),
     # Facts about this exporter.
     _family(_E, "gauge", "collector_duration_seconds", "Time the last database read took."),

@@ -13,7 +13,8 @@ from __future__ import annotations
 import importlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -83,6 +84,19 @@ class Hold:
 def hold() -> Hold | None:
     """Return a hold that has yet to begin; None in threads where no handler runs."""
     return Hold() if threading.current_thread() is threading.main_thread() else None
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Hold handlers back for a block of code that does not wait."""
+    guard = hold()
+    try:
+        if guard is not None:
+            guard.begin()
+        yield
+    finally:
+        if guard is not None:
+            guard.end()
 
 
 def heed() -> None:

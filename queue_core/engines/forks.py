@@ -42,15 +42,17 @@ def watch(file: Forkable) -> None:
 
 def _before() -> None:
     _forking.files = []
-    # In one order for all threads, or two forks at once could wait for each other.
-    for file in sorted(_files, key=id):
-        file.before_fork()
-        _forking.files.append(file)
+    with deferral.held():  # Python swallows what a handler raises in here, and forks all the same
+        # In one order for all threads, or two forks at once could wait for each other.
+        for file in sorted(_files, key=id):
+            file.before_fork()
+            _forking.files.append(file)
 
 
 def _after_in_parent() -> None:
-    while _forking.files:
-        _forking.files.pop().after_fork_in_parent()
+    with deferral.held():
+        while _forking.files:
+            _forking.files.pop().after_fork_in_parent()
 
 
 def _after_in_child() -> None:

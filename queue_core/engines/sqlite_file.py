@@ -89,7 +89,7 @@ class SqliteFile:
         self._identity: tuple[int, int] | None = None
         self._commits = 0
         self._closed = False
-        self.times = LockTimes(time.monotonic_ns())
+        self.times = LockTimes()
         self._locked_ns, self._operation = 0, "other"
         self.user_transaction = False
         """Whether a `transaction()` is open; only its own thread can see True."""
@@ -241,7 +241,7 @@ class SqliteFile:
         # Never closed: that would remove the log of whatever has this name now.
         _kept.append(self._connection)
         self._connection = None
-        self._log.drop()
+        self._log.drop(lambda: None)
         raise DatabaseUnavailable(
             f"{self.path} was removed or replaced while in use, and this call did nothing; "
             "the next one opens what is there then: restore the file before"
@@ -258,7 +258,7 @@ class SqliteFile:
             self._undo(connection)
             raise
         self._commits += 1
-        self.times.stored(time.monotonic_ns())
+        self.times.stored()
         return result
 
     def _undo(self, connection: sqlite3.Connection) -> None:
@@ -269,8 +269,7 @@ class SqliteFile:
         except sqlite3.Error:
             if connection is self._connection:
                 self._connection = None
-                self._log.drop()
-            connection.close()
+            self._log.drop(connection.close)
 
     def _take_lock(self, deadline: float, operation: str = "other") -> None:
         if self._lock is None:
@@ -371,7 +370,7 @@ class SqliteFile:
 
     def close(self) -> None:
         """Close for good; the last connection of all checkpoints, so it closes under the lock."""
-        with self._mutex:
+        with self._mutex, deferral.held():
             self._drop()
             self._closed = True
             if self._lock is not None:
@@ -381,11 +380,10 @@ class SqliteFile:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        self._log.drop()
         with contextlib.suppress(QueueError):  # closing without it is correct too, if less polite
             self._take_lock(time.monotonic() + self.lock_timeout_seconds)
         try:
-            connection.close()
+            self._log.drop(connection.close)
         finally:
             self._release_lock()
 
@@ -416,7 +414,7 @@ class SqliteFile:
             self._lock.abandon()
         self._abandon()
         self._mutex = threading.RLock()
-        self.times = LockTimes(time.monotonic_ns())  # what is in the old ones is the parent's
+        self.times = LockTimes()  # what is in the old ones is the parent's
         self.user_transaction = False
 
     # ------------------------------------------------------------ durability

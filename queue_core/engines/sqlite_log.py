@@ -13,6 +13,7 @@ import errno
 import os
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -89,10 +90,14 @@ class Log:
         except FileNotFoundError:
             return 0
 
-    def drop(self) -> None:
-        """Close the descriptor with the connection; its number may be another file's soon."""
+    def drop(self, close: Callable[[], None]) -> None:
+        """Close the descriptor with the connection; its number may be another file's soon.
+
+        `close` closes the connection, and may remove the log: nobody flushes meanwhile.
+        """
         with self._mutex:
             self._close()
+            close()
 
     def abandon(self) -> None:
         """In a forked child: close the copy, whatever other threads were doing."""

@@ -6,8 +6,8 @@ transaction of its own, so that an idle process writes nothing. Kept in the data
 in the workers' slots, because the producers are the ones that starve. A process that ends
 takes what it learnt in its last second with it.
 
-Boundary: numbers in memory; no clock, no lock, no SQL. Not for several threads at once:
-its file's mutex is held.
+Boundary: numbers in memory; no clock, no lock, no SQL. Not for several threads at once: its file's
+mutex is held.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _Key = tuple[str, str, int]  # histogram, operation, bucket; bucket -1 is the su
 class LockTimes:
     """What one connection's process learnt and has not yet stored."""
 
-    __slots__ = ("_given", "_known", "_stored_ns")
+    __slots__ = ("_given", "_given_ns", "_known", "_stored_ns")
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self) -> None:
         self._known: defaultdict[_Key, int] = defaultdict(int)
         self._given: dict[_Key, int] = {}
-        self._stored_ns = now_ns
+        self._given_ns = 0
+        self._stored_ns: int | None = None
 
     def waited(self, operation: str, took_ns: int) -> None:
         """Take in a wait for the lock, whether it was got or given up."""
@@ -45,8 +46,13 @@ class LockTimes:
 
     def give(self, tally: Tally, now_ns: int) -> None:
         """Add to a transaction's tally what is known, when it is time; then see `stored`."""
+        if self._stored_ns is None:
+            # The first transaction of a process may be its last: one that starved is told.
+            waits = [n for at, n in self._known.items() if at[0] == LOCK_WAIT and at[2] < 0]
+            self._stored_ns = now_ns - sum(waits)
         if now_ns - self._stored_ns < STORE_NS:
             return
+        self._given_ns = now_ns
         for at, value in self._given.items():  # that transaction failed
             self._known[at] += value
         self._given = {}
@@ -59,9 +65,9 @@ class LockTimes:
         for at, value in self._given.items():
             self._known[at] -= value
 
-    def stored(self, now_ns: int) -> None:
+    def stored(self) -> None:
         """Forget what was given: its transaction is committed."""
         if self._given:
             self._given = {}
-            self._stored_ns = now_ns
+            self._stored_ns = self._given_ns
             self._known = defaultdict(int, {at: n for at, n in self._known.items() if n})

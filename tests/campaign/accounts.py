@@ -17,10 +17,12 @@ POISON_DEATHS = 3
 Claim = tuple[int, int]
 
 ENDS = """
-SELECT id, run, 'done', outcome, coalesce(payload, (SELECT payload FROM body WHERE body.id = done.id))
+SELECT id, run, 'done', outcome,
+    coalesce(payload, (SELECT payload FROM body WHERE body.id = done.id))
 FROM done
 UNION ALL
-SELECT id, run, 'dead', reason, coalesce(payload, (SELECT payload FROM body WHERE body.id = dead.id))
+SELECT id, run, 'dead', reason,
+    coalesce(payload, (SELECT payload FROM body WHERE body.id = dead.id))
 FROM dead
 """
 
@@ -133,12 +135,12 @@ class Books:
         elif how == "rejected":
             if decided != "reject" or payload["do"] != "reject":
                 yield what
-        elif (
-            how != "exhausted"
-            or payload["do"] != "exhaust"
-            or (decided != "fail" and self.ledger.get((id_, run)) not in ("crashed", "lease_lost"))
-        ):
+        elif payload["do"] != "exhaust" or not self._was_exhausted(id_, run, how):
             yield what
+
+    def _was_exhausted(self, id_: int, run: int, how: str) -> bool:
+        lost = self.ledger.get((id_, run)) in ("crashed", "lease_lost")
+        return how == "exhausted" and (lost or self.notes.verdicts.get((id_, run)) == "fail")
 
     def _faults_of_settlements(self) -> Iterator[str]:
         """Yield settlements that were accepted and do not stand, or stand and were not decided."""

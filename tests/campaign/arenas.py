@@ -21,6 +21,8 @@ from tests.conftest import wait_until
 from tests.process.service import Service
 
 SETTLE_SECONDS_MAX = 90.0
+KILLED = {"producer": 40, "worker": 42, "keeper": 13, "supervisor": 5}
+"""Who is killed beside a supervisor, of a hundred."""
 
 
 class Arena:
@@ -42,6 +44,7 @@ class Arena:
 
     def begin(self) -> None:
         """Make the database, and start everybody."""
+        (self.folder / "service_handlers.py").write_text(HANDLERS)
         with Queue(self.database, "work", max_depth=None) as queue:
             queue.counts()
             queue.put({"n": "first", "do": "ok", "times": 1, "ms": 0, "fill": ""})
@@ -132,15 +135,12 @@ class Supervised(Arena):
     def begin(self) -> None:
         """Start the service as well."""
         self.service = Service(self.folder, processes=3, max_attempts=100, database=self.database)
-        (self.folder / "service_handlers.py").write_text(HANDLERS)
         super().begin()
         self.service.started()
 
     def strike(self) -> None:
         """Kill a producer, a worker, the keeper, or all of them by way of the supervisor."""
-        kind = self.chance.choices(["producer", "worker", "keeper", "supervisor"], [40, 42, 13, 5])[
-            0
-        ]
+        kind = self.chance.choices(list(KILLED), list(KILLED.values()))[0]
         if kind == "producer":
             self._kill_child(self.chance.choice(self._children("producer")))
             self._fork("producer", self._produce)

@@ -41,11 +41,11 @@ class Report:
     def lines(self) -> list[str]:
         """Return it in words."""
         told = ", ".join(f"{number} {kind}s" for kind, number in sorted(self.kills.items()))
+        waits = f"median {self.rerun_median_seconds:.3f} s, worst {self.rerun_worst_seconds:.3f} s"
         return [
             f"{self.name}: {sum(self.kills.values())} kills ({told}) in {self.seconds:.1f} s",
             f"  {self.jobs} jobs in {self.runs} runs; {self.unnoted} stored by a killed put",
-            f"  begun again after a kill: {self.reruns}, median {self.rerun_median_seconds:.3f} s,"
-            f" worst {self.rerun_worst_seconds:.3f} s",
+            f"  {self.reruns} jobs begun again after a kill: {waits}",
             f"  {len(self.faults)} faults",
             *(f"  FAULT {fault}" for fault in self.faults[:20]),
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import runpy
 import time
 from pathlib import Path
 from typing import Any
@@ -137,13 +138,12 @@ def _put(
 
 def consume(folder: Path, database: Path, queue_name: str) -> None:
     """Get, decide and settle through the library until killed; note each settled claim."""
-    names: dict[str, Any] = {"__file__": str(folder / "service_handlers.py")}
-    exec(compile(HANDLERS, "service_handlers.py", "exec"), names)
+    handlers = runpy.run_path(str(folder / "service_handlers.py"))
     queue: Queue[Any] = Queue(database, queue_name, lease_seconds=1.0, max_attempts=100,
                               backoff=lambda attempt: 0.02 * attempt)  # fmt: skip
     while True:
         for job in queue.get_many(3, timeout=0.5):
-            decided = names["decide"](job.payload, job)
+            decided = handlers["decide"](job.payload, job)
             try:
                 if decided == "ok":
                     queue.ack(job)
@@ -152,6 +152,6 @@ def consume(folder: Path, database: Path, queue_name: str) -> None:
                 else:
                     queue.fail(job, error="as told")
             except StaleClaim:
-                names["note"]("stale", job.id, job.run)
+                handlers["note"]("stale", job.id, job.run)
             else:
-                names["note"]("settled", job.id, job.run, decided)
+                handlers["note"]("settled", job.id, job.run, decided)

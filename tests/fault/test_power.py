@@ -29,7 +29,8 @@ CALL = re.compile(
     r"^\d+\s+(\w+)\((?:\d+<(?P<path>[^>]*)>|\"(?P<name>[^\"]*)\")(?P<rest>.*)\)\s+= (-?\d+)"
 )
 FLUSHED = {
-    "put", "duplicate", "ack", "nack", "fail", "release", "replay", "discard", "cancel", "configure",
+    "put", "duplicate", "ack", "nack", "fail", "release", "replay", "discard", "cancel",
+    "configure",
 }  # fmt: skip
 UNFLUSHED = {"claim", "extend", "turn"}
 FRAME_HEADER_BYTES = 24
@@ -173,10 +174,8 @@ def test_a_checkpoint_writes_nothing_that_is_not_safe_in_the_log(trace: Trace) -
 
 def test_new_folders_and_files_outlast_a_power_cut(trace: Trace) -> None:
     """Each name made for a new database is synced in its folder before the first put returns."""
-    told, calls = trace.steps[0]
-    synced = {
-        calls[at].path for at in range(len(calls)) if calls[at].name in ("fsync", "fdatasync")
-    }
+    _, calls = trace.steps[0]
+    synced = {call.path for call in calls if call.name in ("fsync", "fdatasync")}
     made = trace.database.parent
     assert {str(made.parent.parent), str(made.parent), str(made)} <= synced
 
@@ -186,7 +185,7 @@ def test_new_folders_and_files_outlast_a_power_cut(trace: Trace) -> None:
 
 @pytest.fixture(scope="module")
 def before_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Told]]:
-    """Give a database whose every put is still in the log alone, and where the log ended at each."""
+    """Give a database whose puts are in the log alone, and where the log ended after each."""
     database = tmp_path_factory.mktemp("cut") / "h.db"
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:

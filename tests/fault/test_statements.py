@@ -236,12 +236,11 @@ class Case:
         OPERATIONS[self.name](engine, self.stock)
 
 
-def _is_a_sentence(error: QueueError, path: Path) -> bool:
+def _check_sentence(error: QueueError, path: Path) -> None:
     text = str(error)
     assert str(path) in text
     assert "\n" not in text
     assert len(text) > len(str(path)) + 10
-    return True
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +259,7 @@ def test_a_statement_that_fails_leaves_nothing_half_done(
             try:
                 case.act(engine)
             except allowed as error:
-                assert _is_a_sentence(error, case.path)
+                _check_sentence(error, case.path)
             else:
                 # A writer in the way is waited for; a hint that fails is none.
                 assert not (plan.broken and shape(case.path) != case.after), plan
@@ -346,7 +345,7 @@ def test_a_statement_that_fails_while_opening_leaves_nothing_half_made(
             try:
                 _first_look(stock, path, place)
             except allowed as error:
-                assert _is_a_sentence(error, path)
+                _check_sentence(error, path)
             Faulty.plan = None
             broken = broken or plan.broken
             assert lock_is_free(path), plan

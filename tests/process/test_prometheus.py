@@ -19,7 +19,7 @@ import yaml
 
 from tests.conftest import wait_until
 from tests.process.service import ROOT, Service, services
-from tests.surface.rules import RULES, faster, program
+from tests.surface.rules import FOR_SECONDS_MIN, RULES, faster, program
 
 VARIABLES = {
     "$__rate_interval": "15s", "$__range": "120s", "$job": "herdsman", "$instance": ".*",
@@ -95,7 +95,8 @@ def watched(tmp_path: Path) -> Iterator[tuple[Service, Prometheus]]:
     program("prometheus")
     with services(tmp_path) as make:
         tree = make(processes=2, web=True, extra="[queues.work]\nmax_depth = 10000\n").started()
-        address = wait_until(lambda: tree.events("web_listening"))[-1]["address"]
+        wait_until(lambda: tree.get("metrics")[0] == 200, what="the web answers")
+        address = tree.events("web_listening")[-1]["address"]
         prometheus = Prometheus(tmp_path / "prometheus", urllib.parse.urlsplit(address).netloc)
         try:
             seen = "count_over_time(herdsman_dead_letters_total[1m]) > 1"
@@ -105,17 +106,35 @@ def watched(tmp_path: Path) -> Iterator[tuple[Service, Prometheus]]:
             prometheus.stop()
 
 
-def written() -> list[tuple[str, str]]:
-    """Return (place, expression) of every panel's queries, with the variables filled."""
+def boards() -> list[dict[str, Any]]:
+    """Return the committed dashboards, with the variables of their queries filled."""
     found = []
     for path in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
-        for panel in json.loads(path.read_text())["panels"]:
-            for target in panel.get("targets", []):
-                expr = target["expr"]
-                for name, value in VARIABLES.items():
-                    expr = expr.replace(name, value)
-                found.append((f"{path.name}: {panel['title']} {target['refId']}", expr))
+        text = path.read_text()
+        for name, value in VARIABLES.items():
+            text = text.replace(name, value)
+        found.append(json.loads(text))
     return found
+
+
+def written() -> list[tuple[str, str]]:
+    """Return (place, expression) of every panel's queries."""
+    return [
+        (f"{board['title']}: {panel['title']} {target['refId']}", target["expr"])
+        for board in boards()
+        for panel in board["panels"]
+        for target in panel.get("targets", [])
+    ]
+
+
+def wait_for_alerts(prometheus: Prometheus, names: set[str]) -> None:
+    """Wait until these alerts have fired, and check that no other has."""
+
+    def fired() -> bool:
+        assert prometheus.fired() == names
+        return True
+
+    wait_until(fired, poll_seconds=0.2)
 
 
 @pytest.mark.long
@@ -129,24 +148,32 @@ def test_the_right_alerts_fire_and_every_panel_has_data(
 
     ids = queue.put_many(["sleep 0.01"] * 200)
     wait_until(lambda: tree.done(ids[-1]) and tree.done(*ids), poll_seconds=0.1)
-    assert prometheus.fired() == set()
+    assert prometheus.fired() == set(), prometheus.query("up[2m]")
 
     queue.put_many(["reject"] * 10)
-    wait_until(lambda: prometheus.fired() == {"DeadLetters"}, poll_seconds=0.2)
+    wait_for_alerts(prometheus, {"DeadLetters"})
 
     crashes = queue.put_many(["once die"] * 5)
     wait_until(lambda: tree.done(*crashes), poll_seconds=0.1)
     both = {"DeadLetters", "WorkerCrashLoop"}
-    wait_until(lambda: prometheus.fired() == both, poll_seconds=0.2)
+    wait_for_alerts(prometheus, both)
 
     queue.put_many(["sleep 0.01"] * 50)
     for where, expr in written():
         wait_until(lambda expr=expr: prometheus.query(expr), poll_seconds=0.2, what=where)
 
-    # Alerts that need a while to fire had one.
+    marks = {mark["name"]: mark["expr"] for mark in boards()[0]["annotations"]["list"]}
+    seen = {name: len(prometheus.query(expr)) for name, expr in marks.items()}
+    assert seen["Alerts"] == 2
+    for board in boards():
+        for variable in board["templating"]["list"][1:]:
+            match, label = variable["definition"].removeprefix("label_values(")[:-1].rsplit(", ", 1)
+            assert prometheus.get(f"label/{label}/values", **{"match[]": match}), variable["name"]
+
+    # What is pending now gets the time to fire.
     began = time.monotonic()
-    wait_until(lambda: time.monotonic() - began > 6, poll_seconds=0.2)
-    assert prometheus.fired() == both
+    wait_until(lambda: time.monotonic() - began > FOR_SECONDS_MIN + 2, poll_seconds=0.2)
+    assert prometheus.fired() == both, prometheus.query("up[2m]")
     broken = [
         f"{rule['name']}: {rule['lastError']}"
         for group in prometheus.get("rules")["groups"]

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from queue_core import Queue, QueueBusy, open_engine, stats
+from queue_core.clock import FakeClock
 from queue_core.engine import ClaimRequest, Holder
 from queue_core.engines.sqlite_times import STORE_NS, LockTimes
 from queue_core.stats import Snapshot, Tally
@@ -264,7 +265,8 @@ def test_lock_times_are_stored_once_whatever_fails(
     rounds: list[tuple[list[tuple[str, int, bool]], bool]],
 ) -> None:
     """A transaction that fails gives its numbers back; none is lost or stored twice."""
-    times, stored, now_ns, seen = LockTimes(0), Tally(), 0, 0
+    times, stored, now_ns, seen = LockTimes(), Tally(), 10**12, 0
+    times.give(Tally(), now_ns)
     for observed, commits in [*rounds, ([], True)]:
         for operation, took_ns, wait in observed:
             (times.waited if wait else times.held)(operation, took_ns)
@@ -273,7 +275,7 @@ def test_lock_times_are_stored_once_whatever_fails(
         before, after = dict(stored._sums), stored.copy()
         times.give(after, now_ns)
         if commits:
-            times.stored(now_ns)
+            times.stored()
             stored = after
         else:
             assert dict(stored._sums) == before
@@ -482,3 +484,18 @@ def test_other_escapings_are_left_to_the_library(database: Path) -> None:
         body, content_type = render(everything, accept)
     assert content_type.endswith("escaping=dots")
     assert b"herdsman__database__up" in body
+
+
+def test_claims_voided_by_a_reboot_are_counted_as_tree_deaths(database: Path) -> None:
+    """What a power cut handed back is told by queue and task, and nothing else changed."""
+    clock = FakeClock()
+    with Queue[int](database, "emails", clock=clock) as queue:
+        queue.put_many([1, 2, 3])
+        assert len(queue.get_many(2)) == 2
+    clock.reboot()
+    with Queue[int](database, "emails", clock=clock) as queue:
+        assert queue.counts().ready == 3
+        samples = scrape(registries(queue.engine).database)
+    pair = {"queue": "emails", "task": "emails"}
+    assert value(samples, "tree_deaths_total", **pair) == 2
+    assert value(samples, "claims_total", **pair) == 2

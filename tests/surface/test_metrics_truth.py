@@ -195,3 +195,32 @@ def test_the_numbers_are_those_of_the_rows_through_reload_restart_and_kill(make:
     watch.equals_the_rows()
     assert total(watch.before, "tree_deaths_total") == 1
     assert queue.recount() == []
+
+
+def test_a_lock_that_is_held_shows_while_it_is_held(make: Maker) -> None:
+    """Whoever hogs the write lock is seen at once, stops no look, and costs no job."""
+    service = make(web=True)
+    queue = service.queue()
+    service.started()
+    first = queue.put("nothing")
+    wait_until(lambda: service.done(first))
+    wait_until(lambda: scrape(service), what="web has opened the database")
+    late = queue.put("nothing", delay=0.3)
+
+    def faults() -> int:
+        code, text = service.get("metrics/process")
+        assert code == 200
+        return sum(
+            round(sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "herdsman_transaction_errors_total"
+            and sample.labels == {"op": "promote", "kind": "busy"}
+        )
+
+    assert faults() == 0
+    with queue.transaction():
+        wait_until(lambda: faults() > 0, what="the keeper's fault is shown")
+        assert service.get("livez")[0] == 200
+        assert scrape(service)
+    wait_until(lambda: service.done(late), what="the job runs")

@@ -33,6 +33,7 @@ def test_prometheus_accepts_the_rules_and_the_configuration() -> None:
     assert "1 rule files found" in promtool("check", "config", "prometheus.yml")
 
 
+@pytest.mark.long
 def test_each_alert_fires_when_it_should_and_is_quiet_when_not() -> None:
     """Runs the unit tests of the rules."""
     assert "SUCCESS" in promtool("test", "rules", "rules_test.yml")
