@@ -55,6 +55,7 @@ STEADY_CLOCK_FILES = {
     "queue_core/claims.py",  # the deadline of get(timeout=)
     "queue_core/queue.py",  # the deadline of put(timeout=)
     "queue_core/engines/sqlite_file.py",  # the deadline of a call that finds the file busy
+    "queue_core/engines/sqlite_handle.py",  # likewise, and how long the lock was held
     "supervisor/supervise.py",  # the loop reads it once a turn, and hands it to the policy
     "supervisor/herd.py",  # likewise, for what happens within a turn
     "supervisor/child.py",  # deadlines of the first steps

@@ -39,3 +39,7 @@ def parse(text: str) -> Mapping[str, str]:
 def load(file_name: str) -> Mapping[str, str]:
     """Return the statements of a file that ships beside this module, by name."""
     return parse(files("queue_core.engines").joinpath(file_name).read_text(encoding="utf-8"))
+
+
+SQL = load("sqlite.sql")
+"""The statements of the SQLite engine."""

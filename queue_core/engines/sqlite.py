@@ -23,7 +23,7 @@ from queue_core.engines import (
     sqlite_reads,
     sqlite_upkeep,
 )
-from queue_core.engines.sqlite_file import SQL
+from queue_core.engines.sql import SQL
 from queue_core.engines.sqlite_maintenance import SqliteMaintenance
 from queue_core.errors import IdempotencyConflict, PayloadInvalid, QueueError, QueueFull
 from queue_core.job import (

@@ -19,7 +19,9 @@ from queue_core.clock import Clock, SystemClock
 from queue_core.doorbell import Doorbell
 from queue_core.engine import Caps
 from queue_core.engines import sqlite_reads, sqlite_schema
-from queue_core.engines.sqlite_file import CHECKPOINT_BYTES, SQL, Durability, SqliteFile
+from queue_core.engines.sql import SQL
+from queue_core.engines.sqlite_file import CHECKPOINT_BYTES, SqliteFile
+from queue_core.engines.sqlite_handle import Durability
 from queue_core.errors import DatabaseUnavailable, PayloadInvalid, QueueError
 from queue_core.job import Reason, Record, State
 from queue_core.lockfile import NETWORK_FILESYSTEMS, filesystem_type

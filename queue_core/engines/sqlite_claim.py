@@ -16,7 +16,7 @@ from typing import Any, Final
 from queue_core import stats
 from queue_core.engine import ClaimRequest
 from queue_core.engines import sqlite_finish
-from queue_core.engines.sqlite_file import SQL
+from queue_core.engines.sql import SQL
 from queue_core.engines.sqlite_reads import claimed
 from queue_core.job import Claim, Claimed, Outcome, Reason, Settlement, State
 from queue_core.stats import Tally

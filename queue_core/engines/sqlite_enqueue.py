@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from queue_core import stats
-from queue_core.engines.sqlite_file import SQL
+from queue_core.engines.sql import SQL
 from queue_core.errors import IdempotencyConflict, QueueFull
 from queue_core.job import Enqueued, NewJob, State
 from queue_core.stats import Tally

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from queue_core import stats
-from queue_core.engines.sqlite_file import SQL
+from queue_core.engines.sql import SQL
 from queue_core.job import Outcome, Settled, Settlement, Stale, State
 from queue_core.stats import Tally
 

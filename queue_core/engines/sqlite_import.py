@@ -13,9 +13,8 @@ from typing import Any
 
 from queue_core import stats
 from queue_core.engines import sqlite_finish
-from queue_core.engines.sql import load
+from queue_core.engines.sql import SQL, load
 from queue_core.engines.sqlite_enqueue import BODY_BYTES
-from queue_core.engines.sqlite_file import SQL
 from queue_core.errors import IdempotencyConflict
 from queue_core.job import Enqueued, State
 from queue_core.stats import Tally

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from queue_core.engines import sqlite_backup, sqlite_import, sqlite_reads
+from queue_core.engines.sql import SQL
 from queue_core.engines.sqlite_base import SqliteBase
-from queue_core.engines.sqlite_file import SQL, SqliteFile
+from queue_core.engines.sqlite_file import SqliteFile
 from queue_core.engines.sqlite_import import UPKEEP_SQL
 from queue_core.errors import PayloadInvalid, QueueError
 from queue_core.job import Enqueued, Reason, Record, State

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from queue_core.engines.sqlite_file import SQL
+from queue_core.engines.sql import SQL
 from queue_core.errors import PayloadInvalid
 from queue_core.job import Attempt, Claimed, Outcome, Reason, Record, State
 from queue_core.stats import DEPTH, GAUGES, QueueFacts, Recent, Snapshot, assemble

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from queue_core.clock import Clock
-from queue_core.engines.sqlite_file import SQL
+from queue_core.engines.sql import SQL
 from queue_core.errors import (
     DatabaseCorrupt,
     DatabaseUnavailable,

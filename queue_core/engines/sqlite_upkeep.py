@@ -15,7 +15,7 @@ from typing import Any
 from queue_core import stats
 from queue_core.engine import Verdict
 from queue_core.engines import sqlite_finish
-from queue_core.engines.sqlite_file import SQL
+from queue_core.engines.sql import SQL
 from queue_core.engines.sqlite_reads import claimed
 from queue_core.job import Reaped, Settled, State
 from queue_core.stats import Tally

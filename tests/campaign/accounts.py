@@ -36,6 +36,8 @@ class Notes:
     """Process and monotonic nanoseconds at which each claim was begun."""
     verdicts: dict[Claim, str] = field(default_factory=dict)
     settled: dict[Claim, str] = field(default_factory=dict)
+    stale: int = 0
+    """Settlements that were refused, since the lease was lost."""
     twice: list[str] = field(default_factory=list)
 
     @classmethod
@@ -56,6 +58,8 @@ class Notes:
             elif kind == "settled":
                 notes._once(claim in notes.settled, f"claim {claim} was settled twice")
                 notes.settled[claim] = decided
+            elif kind == "stale":
+                notes.stale += 1
         return notes
 
     def _once(self, seen: bool, fault: str) -> None:

@@ -23,6 +23,9 @@ from tests.process.service import Service
 SETTLE_SECONDS_MAX = 90.0
 KILLED = {"producer": 40, "worker": 42, "keeper": 13, "supervisor": 5}
 """Who is killed beside a supervisor, of a hundred."""
+FREEZE_CHANCE = 0.15
+FREEZE_SECONDS = 1.3
+"""Longer than the lease of a consumer."""
 
 
 class Arena:
@@ -175,6 +178,7 @@ class Library(Arena):
 
     def begin(self) -> None:
         """Start the loops as well."""
+        self._frozen: dict[int, float] = {}
         super().begin()
         for _ in range(self.consumers):
             self._fork("consumer", self._consume)
@@ -183,15 +187,30 @@ class Library(Arena):
         consume(self.folder, self.database, "work")
 
     def strike(self) -> None:
-        """Kill a producer or a consumer."""
+        """Kill a producer or a consumer; freeze one now and then, so that its lease is lost."""
+        self._thaw(time.monotonic() - FREEZE_SECONDS)
+        if self.chance.random() < FREEZE_CHANCE:
+            pid = self.chance.choice(self._children("consumer"))
+            os.kill(pid, signal.SIGSTOP)
+            self._frozen.setdefault(pid, time.monotonic())
+            return
         kind = self.chance.choice(["producer", "consumer"])
         pid = self.chance.choice(self._children(kind))
         work = self._pids[pid]
         self._kill_child(pid)
         self._fork(kind, work)
 
+    def _thaw(self, frozen_before: float) -> None:
+        for pid, since in list(self._frozen.items()):
+            if since <= frozen_before:
+                del self._frozen[pid]
+                if pid in self._pids:
+                    os.kill(pid, signal.SIGCONT)
+
     def settle(self) -> None:
         """Let the loops finish what is left, and end them."""
+        time.sleep(FREEZE_SECONDS if self._frozen else 0)
+        self._thaw(time.monotonic())
         super().settle()
         for pid in self._children("consumer"):
             self._kill_child(pid)

@@ -32,6 +32,7 @@ class Report:
     jobs: int
     runs: int
     unnoted: int
+    stale: int
     reruns: int
     rerun_median_seconds: float
     rerun_worst_seconds: float
@@ -45,6 +46,7 @@ class Report:
         return [
             f"{self.name}: {sum(self.kills.values())} kills ({told}) in {self.seconds:.1f} s",
             f"  {self.jobs} jobs in {self.runs} runs; {self.unnoted} stored by a killed put",
+            f"  {self.stale} settlements refused as stale",
             f"  {self.reruns} jobs begun again after a kill: {waits}",
             f"  {len(self.faults)} faults",
             *(f"  FAULT {fault}" for fault in self.faults[:20]),
@@ -67,6 +69,7 @@ def run(arena: Arena, kills: int, pause_seconds: float) -> Report:
             jobs=len(books.ends),
             runs=len(books.notes.begun),
             unnoted=len(books.ends.keys() - {id_ for id_, *_ in books.notes.puts}),
+            stale=books.notes.stale,
             reruns=len(reruns),
             rerun_median_seconds=reruns[len(reruns) // 2] if reruns else 0.0,
             rerun_worst_seconds=reruns[-1] if reruns else 0.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from functools import cache
 from typing import Any, Final
 
 import pytest
@@ -34,6 +35,7 @@ def program(name: str) -> str:
     return path
 
 
+@cache
 def alerts() -> dict[str, dict[str, Any]]:
     """Return every alert rule by its name."""
     groups = yaml.safe_load(RULES.read_text())["groups"]

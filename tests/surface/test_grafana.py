@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import promql_parser
@@ -59,6 +60,7 @@ def queries(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield mark["name"], mark["expr"]
 
 
+@cache
 def rules() -> list[dict[str, Any]]:
     """Return every rule."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
@@ -149,6 +151,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrape]:
         tree.stop()
 
 
+@cache
 def recorded() -> set[str]:
     """Return the names that recording rules give."""
     return {rule["record"] for rule in rules() if "record" in rule}

@@ -1,0 +1,136 @@
+"""Workload 3: single puts, each kept through a power cut, by one and by eight producers.
+
+herdsman's group commit beside the same engine with synchronous=FULL, and the peers that promise
+as much for a put. Producers start at one instant; every put is timed. No workers run, so the
+producers also copy the log into the file; how often they did is counted from the log's header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import struct
+import threading
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.contenders import ALWAYS, COMMIT, EVERYONE, HERDSMAN, HERDSMAN_FULL, Contender
+from benchmarks.harness import Options, Rounds, interleave, ratios
+from benchmarks.place import place
+from benchmarks.tables import row, table
+
+TITLE = "Single durable puts"
+PRODUCERS = (1, 8)
+HEAD_START_SECONDS = 3.0
+TIMES_FULL = 2.0
+SHARE_OF_TAIL = 0.1
+CHECKPOINTS_MIN = 20
+
+
+class Checkpoints(threading.Thread):
+    """Count how often the log was started again, which SQLite notes in its header."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(daemon=True)
+        self._log = log
+        self._done = threading.Event()
+        self.number = 0
+
+    def _sequence(self) -> int | None:
+        with contextlib.suppress(OSError, struct.error), open(self._log, "rb") as file:
+            return int(struct.unpack_from(">I", file.read(32), 12)[0])
+        return None
+
+    def run(self) -> None:
+        """Look now and then until told to stop."""
+        first: int | None = None
+        while not self._done.wait(0.02):
+            now = self._sequence()
+            if now is not None:
+                first = now if first is None else first
+                self.number = max(self.number, now - first)
+
+    def stop(self) -> int:
+        """Stop, and return how many there were."""
+        self._done.set()
+        self.join()
+        return self.number
+
+
+def once(options: Options, contender: Contender, producers: int) -> dict[str, Any]:
+    """Run the producers, and merge what they timed."""
+    seconds = options.seconds_for(contender)
+    with place(contender) as here:
+        here.produce("fill", 1, 10.0, 100, 1)
+        checkpoints = Checkpoints(here.folder / "h.db-wal")
+        checkpoints.start()
+        start = time.monotonic() + HEAD_START_SECONDS
+        tells = [here.folder / f"tell{number}" for number in range(producers)]
+        started = [here.start_producer("single", start, seconds, tell) for tell in tells]
+        reports = here.gather(started)
+        number = checkpoints.stop()
+        took = array("Q")
+        for tell in tells:
+            took.frombytes(tell.read_bytes())
+    return {
+        "put_per_second": sum(report["jobs"] / report["seconds"] for report in reports),
+        "fewest_of_a_producer": min(report["jobs"] for report in reports),
+        "checkpoints": number,
+        **measure.quantiles_ms(took),
+    }
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Run all rounds, with one producer and with eight."""
+    durable = [one for one in EVERYONE if one is HERDSMAN or one.kept in (COMMIT, ALWAYS)]
+    found = {}
+    for producers in PRODUCERS:
+        runs = {
+            contender.name: functools.partial(once, options, contender, producers)
+            for contender in options.contenders([HERDSMAN, HERDSMAN_FULL, *durable[1:]])
+            if contender.shared or producers == 1
+        }
+        found[str(producers)] = interleave(options, runs)
+    return {"producers": found}
+
+
+def bars(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Compare eight producers with what was promised."""
+    found: Rounds = result["producers"]["8"]
+    ours, full = (found.get(one.name, {}).get("median") for one in (HERDSMAN, HERDSMAN_FULL))
+    if not ours or not full:
+        return []
+    times = ours["put_per_second"] / full["put_per_second"]
+    tail = ours["p999_ms"] / full["p999_ms"]
+    return [
+        {"bar": "8 producers, times synchronous=FULL", "wanted": TIMES_FULL, "found": times,
+         "met": times >= TIMES_FULL},
+        {"bar": "8 producers, p99.9 as a share of synchronous=FULL's (at most)",
+         "wanted": SHARE_OF_TAIL, "found": tail, "met": tail <= SHARE_OF_TAIL},
+        {"bar": "checkpoints during the run", "wanted": CHECKPOINTS_MIN,
+         "found": ours["checkpoints"], "met": ours["checkpoints"] >= CHECKPOINTS_MIN},
+    ]  # fmt: skip
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return a table for each number of producers."""
+    parts = []
+    for producers, found in result["producers"].items():
+        rounds: Rounds = found
+        times = ratios(rounds, "put_per_second")
+        fields = (
+            ("put_per_second", "{:,.0f}"), ("p50_ms", "{:.2f}"), ("p99_ms", "{:.2f}"),
+            ("p999_ms", "{:.2f}"), ("worst_ms", "{:.1f}"), ("fewest_of_a_producer", "{:,.0f}"),
+            ("checkpoints", "{:.0f}"),
+        )  # fmt: skip
+        lines = [
+            row(name, one, *fields, last=f"{times[name]:,.1f}" if name in times else "")
+            for name, one in rounds.items()
+        ]
+        heads = ("puts/s", "p50 ms", "p99 ms", "p99.9 ms", "worst ms", "fewest of a producer",
+                 "checkpoints", "herdsman is so many times as fast")  # fmt: skip
+        parts.append(table((f"{producers} producer{'s' * (producers != '1')}", *heads), lines))
+    return "\n".join(parts)
