@@ -30,6 +30,7 @@ lint: $(VENV)/.installed-dev ## Check style, types and import contracts
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy --strict queue_core supervisor
+	$(BIN)/python -m mypy --strict -p grafana
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: format
@@ -49,7 +50,7 @@ soak: $(VENV)/.installed-dev ## Kill processes of a running service for ten minu
 clean: ## Remove what the commands above made; keeps var/, where databases live
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
 		.hypothesis .import_linter_cache .grimp_cache
-	find queue_core supervisor tests config -name __pycache__ -type d -prune -exec rm -rf {} +
+	find queue_core supervisor tests config grafana benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is younger than pyproject.toml when its packages are installed, so that a second
 # `make test` starts at once. The developer's set contains the user's, hence both stamps.

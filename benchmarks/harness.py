@@ -96,16 +96,13 @@ def drain(place: Place, workers: int, jobs: int, seconds: float) -> dict[str, An
     """Start workers on a full queue, and measure from their first job on."""
     before = measure.Usage()
 
-    def pids() -> list[int]:
-        return measure.tree(process.pid for process in place.workers)
-
     def on_start() -> None:
         nonlocal before
-        before = measure.usage(pids())
+        before = measure.usage(place.pids(redis=True))
 
     place.start_workers(workers)
     window = board.watch(place.folder, expected=jobs, seconds=seconds, on_start=on_start)
-    after = measure.usage(pids())
+    after = measure.usage(place.pids(redis=True))
     place.stop_workers()
     done = max(1, window.jobs)
     return {

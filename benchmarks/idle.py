@@ -40,11 +40,12 @@ def measured(seconds: float) -> dict[str, Any]:
         here.start_workers(2)
         board.watch(here.folder, expected=jobs, seconds=30.0, stall_seconds=5.0)
         time.sleep(SETTLE_SECONDS)  # the last flush and checkpoint
-        pids = measure.tree(process.pid for process in here.workers)
-        kept, before = files(here.folder), measure.usage(pids)
+        pids = here.pids()
+        kept, before, busy = files(here.folder), measure.usage(pids), measure.busy_seconds(pids)
         time.sleep(seconds)
+        busy = measure.busy_seconds(pids) - busy
         after, now = measure.usage(pids), files(here.folder)
-        same = sorted(pids) == sorted(measure.tree(process.pid for process in here.workers))
+        same = sorted(pids) == sorted(here.pids())
         here.stop_workers()
     return {
         "seconds": seconds,
@@ -52,7 +53,7 @@ def measured(seconds: float) -> dict[str, Any]:
         "same_processes": same,
         "files_unchanged": kept == now and bool(kept),
         "written_bytes": after.written_bytes - before.written_bytes,
-        "cpu_share": (after.cpu_seconds - before.cpu_seconds) / seconds,
+        "cpu_share": busy / seconds,
     }
 
 

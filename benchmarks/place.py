@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import board
+from benchmarks import board, measure
 from benchmarks.contenders import Contender
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,9 +32,12 @@ STOP_SECONDS = 30.0
 class Place:
     """Where a contender runs once."""
 
-    def __init__(self, contender: Contender, folder: Path, task: str, redis_port: int) -> None:
+    def __init__(
+        self, contender: Contender, folder: Path, task: str, redis: tuple[int, int] | None
+    ) -> None:
         self.contender = contender
         self.folder = folder
+        self.redis_pid, redis_port = redis or (0, 0)
         self.environment: Mapping[str, str] = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("HERDSMAN", "BENCH"))},
             "PYTHONPATH": str(ROOT),
@@ -100,6 +103,11 @@ class Place:
             end(process)
         self.workers = []
 
+    def pids(self, *, redis: bool = False) -> list[int]:
+        """Return the workers and all that descend from them, with the Redis if it is asked for."""
+        roots = [process.pid for process in self.workers]
+        return measure.tree([*roots, self.redis_pid] if redis and self.redis_pid else roots)
+
     def log(self) -> str:
         """Return the last lines the processes wrote."""
         return (self.folder / "log").read_text(errors="replace")[-3000:]
@@ -134,8 +142,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def redis_server(folder: Path, kind: str) -> Iterator[int]:
-    """Run a Redis in a folder of its own: as it comes, or with appendfsync always."""
+def redis_server(folder: Path, kind: str) -> Iterator[tuple[int, int]]:
+    """Run a Redis in a folder of its own, as it comes or with appendfsync always: pid and port."""
     port = free_port()
     data = folder / "redis"
     data.mkdir(mode=0o700)
@@ -152,7 +160,7 @@ def redis_server(folder: Path, kind: str) -> Iterator[int]:
             if time.monotonic() > deadline or process.poll() is not None:
                 raise RuntimeError(f"redis-server does not start: see {folder / 'redis.log'}")
             time.sleep(0.02)
-        yield port
+        yield process.pid, port
     finally:
         end(process)
 
@@ -164,11 +172,11 @@ def place(contender: Contender, task: str = "nothing") -> Iterator[Place]:
     folder = Path(tempfile.mkdtemp(prefix="herdsman-bench-", dir=base))
     try:
         with contextlib.ExitStack() as stack:
-            port = 0
+            redis = None
             if contender.redis:
-                port = stack.enter_context(redis_server(folder, contender.redis))
+                redis = stack.enter_context(redis_server(folder, contender.redis))
             board.create(folder)
-            made = Place(contender, folder, task, port)
+            made = Place(contender, folder, task, redis)
             stack.callback(made.close)
             yield made
     finally:

@@ -58,7 +58,7 @@ def victim(payload: dict[str, Any]) -> None:
     before = any(line[0] == payload["n"] for line in stamps(FOLDER))
     _pen.stamp(payload["n"], time.monotonic_ns(), os.getpid())
     if not before:
-        time.sleep(payload["seconds"])
+        time.sleep(payload["stay"])
     _pen.count()
 
 

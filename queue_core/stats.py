@@ -115,8 +115,12 @@ def error_class(error: str | None) -> str:
 
     A text that begins otherwise gives `__other__`: handlers may write anything.
     """
-    found = (error or "").partition(":")[0].strip()
-    return found if len(found) <= _CLASS_LENGTH_MAX and _CLASS.fullmatch(found) else OTHER
+    found, colon, _ = (error or "").partition(":")
+    found = found.strip()
+    # A word alone is a class only if it is written as one: "never" is what a handler said.
+    named = colon or found.rpartition(".")[2][:1].isupper()
+    fits = len(found) <= _CLASS_LENGTH_MAX and _CLASS.fullmatch(found)
+    return found if named and fits else OTHER
 
 
 class Row(NamedTuple):

@@ -19,6 +19,7 @@ from benchmarks.tables import row, table
 TITLE = "Memory of an idle service with two workers"
 JOBS = 1000
 SETTLE_SECONDS = 3.0
+WEB_SECONDS = 10.0
 WORKER_MB_MAX = 20.0
 TOTAL_MB_MAX = 90.0
 MB = 1e6
@@ -34,10 +35,19 @@ def role(command: str) -> str:
 
 def scrape(folder: Path) -> None:
     """Ask the service for its metrics once, so that everything a scrape needs is loaded."""
-    connection = http.client.HTTPConnection(web_address(folder), timeout=10)
-    connection.request("GET", "/metrics")
-    connection.getresponse().read()
-    connection.close()
+    deadline = time.monotonic() + WEB_SECONDS
+    while True:
+        connection = http.client.HTTPConnection(web_address(folder), timeout=WEB_SECONDS)
+        try:
+            connection.request("GET", "/metrics")
+            connection.getresponse().read()
+            return
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        finally:
+            connection.close()
 
 
 def once(options: Options, contender: Contender) -> dict[str, Any]:
@@ -49,7 +59,7 @@ def once(options: Options, contender: Contender) -> dict[str, Any]:
         if contender is HERDSMAN:
             scrape(here.folder)
         time.sleep(0.5 if options.quick else SETTLE_SECONDS)
-        pids = measure.tree(process.pid for process in here.workers)
+        pids = here.pids()
         weights = {pid: measure.pss_bytes(pid) / MB for pid in pids}
         found: dict[str, Any] = {"total_mb": sum(weights.values()), "processes": len(pids)}
         if contender is HERDSMAN:

@@ -45,7 +45,7 @@ def once(options: Options, contender: Contender) -> dict[str, Any]:
     with place(contender, "victim") as here:
         here.start_workers(2)
         for number in range(kills):
-            fill(here, 1, 10.0, 100, 1, round=number, seconds=JOB_SECONDS)
+            fill(here, 1, 10.0, 100, 1, round=number, stay=JOB_SECONDS)
             first = begun(here, 0)
             if first is None:
                 raise TimeoutError("the job did not begin")
@@ -58,7 +58,7 @@ def once(options: Options, contender: Contender) -> dict[str, Any]:
                 took_ns.append(second[1] - killed_ns)
             time.sleep(0.2 if options.quick else BETWEEN_SECONDS)
             (here.folder / "stamps").write_bytes(b"")
-        survivors = measure.tree(process.pid for process in here.workers)
+        survivors = here.pids()
         if contender is not HERDSMAN:
             for pid in survivors:  # a worker inside the long job need not be waited for
                 with contextlib.suppress(ProcessLookupError):

@@ -149,3 +149,21 @@ def test_names_are_the_metric_names_without_prefix() -> None:
     for name in HISTOGRAMS:
         assert list(bounds(name)) == sorted(set(bounds(name)))
         assert name.endswith("_seconds") == (name != stats.ATTEMPTS)
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        ("ValueError: no such user", "ValueError"),
+        ("ValueError", "ValueError"),
+        ("socket.timeout: timed out", "socket.timeout"),
+        ("never", "__other__"),
+        ("not yet", "__other__"),
+        (None, "__other__"),
+    ],
+)
+def test_an_error_is_counted_under_its_class_and_a_mere_word_is_none(
+    error: str | None, found: str
+) -> None:
+    """What a handler says in its own words is no label: the words may be anything."""
+    assert stats.error_class(error) == found

@@ -184,7 +184,7 @@ def test_an_attempt_is_a_child_of_the_span_that_put_the_job(
     ("result", "outcome", "kind"),
     [
         (Retry(error="ValueError: no"), "failed", "ValueError"),
-        (Retry(error="late", outcome=Outcome.TIMED_OUT), "timed_out", "late"),
+        (Retry(error="late", outcome=Outcome.TIMED_OUT), "timed_out", "timed_out"),
         (Retry(error="not yet", outcome=Outcome.TIMED_OUT), "timed_out", "timed_out"),
         (Reject(error="KeyError"), "rejected", "KeyError"),
         (Interrupted(error="told to stop"), "interrupted", None),
