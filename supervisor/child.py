@@ -209,7 +209,10 @@ class Child:
     def open_stacks(self) -> None:
         """Point faulthandler at the slot's file: fatal signals, and USR2 under a held GIL."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._stack_fd = os.open(self.slot.stack_path, flags, 0o600)
+        try:
+            self._stack_fd = os.open(self.slot.stack_path, flags, 0o600)
+        except OSError:
+            return  # without stacks, but alive: its signals have handlers by now
         faulthandler.enable(file=self._stack_fd, all_threads=True)
         faulthandler.register(signal.SIGUSR2, file=self._stack_fd, all_threads=True, chain=True)
 

@@ -8,6 +8,7 @@ between, the keeper for `revoked` alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -359,9 +360,14 @@ class Slot(Record):
     # ---- stacks -----------------------------------------------------------------------
 
     def clear_stack(self) -> None:
-        """Empty the stack file; it is opened for appending, so writers go on at 0."""
+        """Empty the stack file; it is opened for appending, so writers go on at 0.
+
+        A process without one still works: a full or swept tmpfs must not stop supervision.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        os.close(os.open(self._stack_path, flags, 0o600))
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(self._stack_path), 0o700, exist_ok=True)
+            os.close(os.open(self._stack_path, flags, 0o600))
 
     def stack_text(self) -> str:
         """Return the stacks the process left, at most STACK_BYTES_MAX of them."""

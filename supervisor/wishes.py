@@ -83,6 +83,7 @@ class Wishes:
         state.tries = 0
         state.crash_loop_since_ns = None
         state.unexpected_ns.clear()
+        state.healthy_ns.clear()
         for seat in squad.seats:
             seat.history.failures = seat.history.boots = 0
             seat.heirs_failed = seat.heir_at_ns = 0

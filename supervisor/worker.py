@@ -46,6 +46,8 @@ SPEED_WEIGHT: Final = 0.2
 IDLE_SECONDS: Final = 5.0
 """Longest sleep; the supervisor takes 30 s without a sign of life for a hang."""
 TROUBLE_SECONDS_MAX: Final = 5.0
+LOCK_SECONDS: Final = 10.0
+"""A first turn waits for the lock twice, and the supervisor takes 30 s in CLAIM for a hang."""
 NS: Final = 1_000_000_000
 
 
@@ -62,7 +64,9 @@ def main(child: Child, settings: Settings, pool: str) -> int:
         log.error(HANDLERS_UNUSABLE, error=str(error))
         return EXIT_CONFIG
     structlog.contextvars.bind_contextvars(worker=child.name)
-    engine = open_engine(settings.database, flush_finishes=False)
+    engine = open_engine(
+        settings.database, create=False, flush_finishes=False, lock_timeout_seconds=LOCK_SECONDS
+    )
     worker = Worker(child, engine, registry, settings.pools[pool], settings.instance)
     spans = tracing.spans()
     worker.watch(telling.line_of(settings.logs), spans)

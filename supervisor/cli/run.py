@@ -45,6 +45,8 @@ def run(config: Config = None, database: Database = None, instance: Instance = N
     """
     settings = settings_for(config, database)
     if instance is not None:
+        if not PLAIN_NAME.fullmatch(instance):  # it becomes part of the lock's path
+            raise UsageFault("--instance is 1 to 64 letters, digits, '_', '-' or '.'")
         settings = settings.model_copy(update={"instance": instance})
     raise typer.Exit(serve(settings))
 

@@ -87,7 +87,7 @@ def test_histograms_tell_wait_duration_latency_and_attempts(
     clock.advance(4)
     engine.finish([settlement(row, started_us=row.claimed_us, duration_us=4 * SECOND_US)])
     found = engine.snapshot().histograms
-    totals = {name: (h.total, sum(h.counts)) for (name, _, _, _), h in found.items()}
+    totals = {name: (h.total, sum(h.counts)) for (name, of, _, _), h in found.items() if of}
     assert totals == {WAIT: (3, 1), DURATION: (4, 1), LATENCY: (7, 1), ATTEMPTS: (1, 1)}
 
 

@@ -42,12 +42,14 @@ def scraped(page: str) -> Counters:
 
 
 def stored(service: Service) -> Counters:
-    """Return the counters of the database in the same form."""
+    """Return the counters of the database in the same form; some are told of no queue."""
     found: Counters = {}
+    of_a_queue = {family.name for family in CATALOGUE if "queue" in family.labels}
     snapshot = service.queue().engine.snapshot()
     for (name, queue, _, label), value in snapshot.counters.items():
         values = found.setdefault(PREFIX + name, {})
-        values[(queue, label)] = values.get((queue, label), 0) + value
+        at = (queue if PREFIX + name in of_a_queue else "", label)
+        values[at] = values.get(at, 0) + value
     return found
 
 

@@ -39,7 +39,9 @@ def test_a_tree_that_was_never_ready_gives_up_with_78(host: HostMaker) -> None:
     assert 5 <= tree.boots() <= 6
     (event,) = tree.events("supervisor_gave_up")
     assert event["notes"]["a"] == "left at boot with code 78"
-    assert {death["cause"] for death in tree.deaths()} == {"boot"}
+    # A sixth may have been forked before it gave up; the drain ends that one.
+    assert [death["cause"] for death in tree.deaths()].count("boot") >= 5
+    assert {death["cause"] for death in tree.deaths()} <= {"boot", "drain"}
 
 
 def test_a_pool_that_never_boots_does_not_stop_a_healthy_one(host: HostMaker) -> None:
