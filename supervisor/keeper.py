@@ -60,9 +60,7 @@ LOCK_SECONDS: Final = 5.0
 def main(child: Child, settings: Settings) -> int:
     """Be the keeper until told to stop, or until the supervisor is gone."""
     # Made before the tree was: one that is gone comes back, and is not to be replaced by none.
-    engine = open_engine(
-        settings.database, create=False, lock_timeout_seconds=LOCK_SECONDS, via=""
-    )
+    engine = open_engine(settings.database, create=False, lock_timeout_seconds=LOCK_SECONDS, via="")
     return Keeper(child, engine, settings).run()
 
 

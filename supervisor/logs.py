@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import select
@@ -290,6 +291,8 @@ def _clean(key: object, value: Any, depth: int) -> Any:
     """Redact secrets and turn everything into plain JSON values, bounded in depth and number."""
     if isinstance(key, str) and _SECRET.search(key):
         return REDACTED
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no number for it
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -98,6 +99,7 @@ class ProcessCollector(Collector):
         if config_hash:
             self._infos["config_info"] = {"hash": config_hash}
         self._cpu = CpuMeter()
+        self._mutex = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
         """Yield every process family."""
@@ -106,9 +108,11 @@ class ProcessCollector(Collector):
             yield InfoMetricFamily(info.name.removesuffix("_info"), info.help, labels)
         if self._look is None:
             return
-        facts = self._look()
+        with self._mutex:  # scrapes run side by side, and an older look counted last counts twice
+            facts = self._look()
+            cpu = self._cpu.seconds(facts)
         yield from self._tree(facts)
-        yield from self._pools(facts)
+        yield from self._pools(facts, cpu)
 
     def _tree(self, facts: ProcessFacts) -> Iterator[Metric]:
         now_seconds = time.time_ns() / 1e9
@@ -138,13 +142,12 @@ class ProcessCollector(Collector):
         yield scalars("supervisor_draining", [((), float(facts.draining))])
         yield scalars("config_last_reload_success", [((), float(facts.reload_ok))])
 
-    def _pools(self, facts: ProcessFacts) -> Iterator[Metric]:
+    def _pools(self, facts: ProcessFacts, cpu: Mapping[str, float]) -> Iterator[Metric]:
         # The keeper and `web` end and start again like workers, but are none:
         # they have exits and memory, and no place among workers and jobs.
         every = facts.pools
         active = [pool for pool in every if pool.active]
         worker_pools = [pool for pool in active if not pool.internal]
-        cpu = self._cpu.seconds(facts)
         yield scalars(
             "workers",
             [((p.name, state), n) for p in worker_pools for state, n in facts.states(p).items()],

@@ -29,7 +29,7 @@ NAME_LENGTH_MAX: Final = 128
 PROCESSES_MAX: Final = 512
 """Most processes of one pool; each costs a process, a slot and some 20 MB."""
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DOTTED: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -40,7 +40,7 @@ def _name(text: str) -> str:
 
 
 def _plain_name(text: str) -> str:
-    if not _PLAIN.fullmatch(text):
+    if not PLAIN_NAME.fullmatch(text):
         raise ValueError("a name here is 1 to 64 letters, digits, '_', '-' or '.'")
     return text
 

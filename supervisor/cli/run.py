@@ -19,7 +19,7 @@ import typer
 
 from supervisor.cli import output
 from supervisor.cli.context import Config, Database, settings_for
-from supervisor.cli.errors import CommandFailed
+from supervisor.cli.errors import CommandFailed, UsageFault
 
 if TYPE_CHECKING:
     from queue_core.lockfile import InstanceLock
@@ -43,6 +43,8 @@ def run(config: Config = None, database: Database = None, instance: Instance = N
 
     TERM or Ctrl-C drains: running jobs finish, nothing new is claimed.
     """
+    from supervisor.sections import PLAIN_NAME
+
     settings = settings_for(config, database)
     if instance is not None:
         if not PLAIN_NAME.fullmatch(instance):  # it becomes part of the lock's path
@@ -198,9 +200,14 @@ def _reload(settings: Settings, table: SlotTable, lock_fd: int) -> Tree | None:
 
 
 def _validate(settings: Settings) -> int:
+    from supervisor.policy import EXIT_CONFIG
     from supervisor.settings import load
 
-    code, text = check(load(settings.path) if settings.path else settings)
+    fresh = load(settings.path) if settings.path else settings
+    if fresh.database != settings.database:  # its lock is not ours, nor do our records name it
+        output.say(f"herdsman: another database ({fresh.database}) takes a restart, not a reload")
+        return EXIT_CONFIG
+    code, text = check(fresh)
     if text:
         output.say(text)
     return code
