@@ -2,6 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+BENCH := .venv-bench
 
 # The first interpreter that really runs, is new enough and has what a virtual environment and
 # the queue need. It is tried, not looked up: a version manager leaves stubs on the path that
@@ -38,6 +39,11 @@ format: $(VENV)/.installed-dev ## Rewrite the sources in the one style
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
+# Peers bring packages of their own; apart, they cannot change what `make test` checks with.
+.PHONY: bench
+bench: $(BENCH)/.installed ## Run us beside other queues for two hours; results in benchmarks/results
+	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
+
 .PHONY: campaign
 campaign: $(VENV)/.installed-dev ## Kill 500 processes at random and account for every job
 	$(BIN)/python -m tests.campaign.kills
@@ -48,7 +54,7 @@ soak: $(VENV)/.installed-dev ## Kill processes of a running service for ten minu
 
 .PHONY: clean
 clean: ## Remove what the commands above made; keeps var/, where databases live
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(BENCH) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
 		.hypothesis .import_linter_cache .grimp_cache
 	find queue_core supervisor tests config grafana benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -64,6 +70,13 @@ $(VENV)/.installed-dev: pyproject.toml
 	$(call prepare_venv)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(BENCH)/.installed: VENV := $(BENCH)
+$(BENCH)/.installed: BIN := $(BENCH)/bin
+$(BENCH)/.installed: pyproject.toml
+	$(call prepare_venv)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@
 
 # Keeps an environment that works; a half-made one (an interrupted run) is made anew.
 define prepare_venv

@@ -68,7 +68,7 @@ def stamps(folder: Path) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What was counted between the first job seen and the end of a measurement."""
+    """What was counted between the beginning and the end of a measurement."""
 
     jobs: int
     seconds: float
@@ -85,16 +85,19 @@ def watch(
     expected: int,
     seconds: float,
     start_seconds: float = 60.0,
+    warm_seconds: float = 0.0,
     stall_seconds: float = 15.0,
     on_start: Callable[[], None] = lambda: None,
 ) -> Window:
-    """Watch the board from the first job on, until all are done or time is up.
+    """Watch the board for some seconds, or until all jobs are done.
 
     Args:
         folder: the run's folder.
         expected: how many jobs there are.
         seconds: length of the window.
         start_seconds: how long the first job may take to come.
+        warm_seconds: begin so long after the first job, when everything has started; sooner
+            when half of the jobs are done.
         stall_seconds: end early when nothing moved for so long; the window ends at the last move.
         on_start: called when the first job was seen.
 
@@ -107,9 +110,12 @@ def watch(
         if time.monotonic() > give_up:
             raise TimeoutError(f"no job was done within {start_seconds:g} s")
         time.sleep(POLL_SECONDS)
-    began = moved = time.monotonic()
+    warm = time.monotonic() + warm_seconds
+    while time.monotonic() < warm and sum(board) < expected / 2:
+        time.sleep(POLL_SECONDS)
     on_start()
-    seen = first
+    seen = first = sum(board)
+    began = moved = time.monotonic()
     while seen < expected:
         time.sleep(POLL_SECONDS)
         now = time.monotonic()

@@ -43,6 +43,8 @@ class Options:
         return self.seconds if contender.module == HERDSMAN.module else self.peer_seconds
 
 
+WARM_SECONDS = 2.0
+"""What a service does only once, when it starts, is no part of its speed."""
 QUICK = Options(rounds=1, seconds=1.0, peer_seconds=1.0, quick=True)
 
 
@@ -93,7 +95,7 @@ def fill(
 
 
 def drain(place: Place, workers: int, jobs: int, seconds: float) -> dict[str, Any]:
-    """Start workers on a full queue, and measure from their first job on."""
+    """Start workers on a full queue, and measure when all have started."""
     before = measure.Usage()
 
     def on_start() -> None:
@@ -101,7 +103,10 @@ def drain(place: Place, workers: int, jobs: int, seconds: float) -> dict[str, An
         before = measure.usage(place.pids(redis=True))
 
     place.start_workers(workers)
-    window = board.watch(place.folder, expected=jobs, seconds=seconds, on_start=on_start)
+    window = board.watch(
+        place.folder, expected=jobs, seconds=seconds, warm_seconds=min(WARM_SECONDS, seconds / 5),
+        on_start=on_start,
+    )  # fmt: skip
     after = measure.usage(place.pids(redis=True))
     place.stop_workers()
     done = max(1, window.jobs)

@@ -57,6 +57,8 @@ class QueueOptions(TypedDict, total=False):
     lease_seconds: float
     max_depth: int | None
     key_ttl_seconds: float | None
+    keep_done_seconds: float | None
+    keep_dead_seconds: float | None
     payload_bytes_max: int
 
 
@@ -93,6 +95,23 @@ class AsyncTransaction(Generic[T]):
         return await in_thread(
             self._executor,
             lambda: self._queue.put_many(payloads, keys=keys, tx=self._tx, **options),
+        )
+
+    async def ack(self, job: Job[T] | Sequence[Job[T]]) -> None:
+        """Report jobs as done in this transaction; see `Queue.ack`."""
+        await in_thread(self._executor, lambda: self._queue.ack(job, tx=self._tx))
+
+    async def finish(
+        self,
+        job: Job[T] | Sequence[Job[T]],
+        result: Result,
+        *,
+        backoff: BackoffPolicy | None = None,
+    ) -> None:
+        """Settle jobs in this transaction; see `Queue.finish`."""
+        await in_thread(
+            self._executor,
+            lambda: self._queue.finish(job, result, backoff=backoff, tx=self._tx),
         )
 
 

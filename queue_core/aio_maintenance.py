@@ -109,7 +109,7 @@ class AsyncTended(Generic[T]):
         return await self._call(lambda: self._queue.find(job_id))
 
     async def peek(self) -> Job[T] | None:
-        """Return the oldest ready job without claiming it; see `Queue.peek`."""
+        """Return the job that would be claimed next; see `Queue.peek`."""
         return await self._call(self._queue.peek)
 
     async def jobs(

@@ -135,9 +135,13 @@ class Claiming(Tended[T]):
 
     # ------------------------------------------------------------ finish
 
-    def ack(self, job: Job[T] | Sequence[Job[T]]) -> None:
-        """Report jobs as done; raises StaleClaim naming those whose claim was lost."""
-        self.finish(job, Done())
+    def ack(self, job: Job[T] | Sequence[Job[T]], *, tx: object | None = None) -> None:
+        """Report jobs as done; raises StaleClaim naming those whose claim was lost.
+
+        Inside `transaction()` pass what it yielded as `tx`: then the job is done, and what it
+        put and wrote is stored, or nothing of it.
+        """
+        self.finish(job, Done(), tx=tx)
 
     def nack(
         self,
@@ -168,14 +172,15 @@ class Claiming(Tended[T]):
         result: Result,
         *,
         backoff: BackoffPolicy | None = None,
+        tx: object | None = None,
     ) -> None:
         """Settle jobs by a result as a value: Done, Retry, Reject, Snooze. Raises StaleClaim.
 
-        `backoff` overrules that of the queue object.
+        `backoff` overrules that of the queue object; `tx` is as with `ack`.
         """
         jobs = [job] if isinstance(job, Job) else list(job)
         settlements = [self._settlement(one, result, backoff) for one in jobs]
-        self._raise_stale(self._engine.finish(settlements))
+        self._raise_stale(self._engine.finish(settlements, tx=tx))
 
     def _settlement(
         self, job: Job[T], result: Result, backoff: BackoffPolicy | None = None

@@ -106,7 +106,10 @@ def headers(value: Mapping[str, Any] | None) -> str | None:
         return None
     if not all(isinstance(at, str) for at in value):
         raise PayloadInvalid("headers must map texts to JSON values")
-    data = encode(JsonSerializer(), dict(value), HEADERS_BYTES_MAX)
+    try:
+        data = encode(JsonSerializer(), dict(value), HEADERS_BYTES_MAX)
+    except PayloadInvalid as error:
+        raise type(error)(str(error).replace("the payload", "the headers", 1)) from error
     return data.decode("utf-8")
 
 

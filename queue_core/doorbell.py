@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 BELLS: Final = 64
 """Few enough to open all of them, enough for most queues to have one of their own."""
@@ -95,7 +95,7 @@ class Doorbell:
         self._bells: dict[int, _Bell] = {}
         self._broken: dict[int, str] = {}
         self._generation = 0  # moves when a pipe is opened or closed
-        self._poller: _Poller | None = None  # kept between waits, while no wait uses it
+        self._poller: Any = None  # a _Poller kept between waits, while no wait uses it
 
     @property
     def broken(self) -> str | None:
@@ -144,8 +144,10 @@ class Doorbell:
                 try:
                     poller.also(wake_fd)
                     ready = [fd for fd, _ in poller.epoll.poll(timeout)]
-                finally:
-                    self._give_back(poller)
+                except BaseException:
+                    poller.epoll.close()
+                    raise
+                self._give_back(poller)
                 return self._drain(heard[fd] for fd in ready if fd in heard)
         return self._wait_poll(numbers, timeout, wake_fd)
 
@@ -173,11 +175,12 @@ class Doorbell:
             None when descriptors have run out; waiting the other way needs none.
             """
             key = (self._generation, tuple(heard))
-            poller, self._poller = self._poller, None
-            if poller is not None:
-                if poller.key == key:
-                    return poller
-                poller.epoll.close()
+            kept: _Poller | None = self._poller
+            self._poller = None
+            if kept is not None:
+                if kept.key == key:
+                    return kept
+                kept.epoll.close()
             try:
                 epoll = select.epoll(select.EPOLL_CLOEXEC)
             except OSError:

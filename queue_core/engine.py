@@ -98,11 +98,12 @@ class Engine(Protocol):
         ...
 
     def enqueue(
-        self, queue: str, jobs: Sequence[NewJob], *, tx: object | None = None
+        self, queue: str, jobs: Sequence[NewJob], *, tx: object | None = None, quiet: bool = False
     ) -> list[Enqueued]:
         """Store jobs, all or none, and return one result each, in order.
 
-        Durable on return. Raises IdempotencyConflict, QueueFull.
+        Durable on return. Raises IdempotencyConflict, QueueFull; with `quiet` a refusal is not
+        counted, because the caller will try again.
         """
         ...
 
@@ -114,8 +115,10 @@ class Engine(Protocol):
         """Set each lease to end `lease_us` from now."""
         ...
 
-    def finish(self, settlements: Sequence[Settlement]) -> list[Settled | Stale]:
-        """Settle claims in one transaction; a claim no longer held is Stale."""
+    def finish(
+        self, settlements: Sequence[Settlement], *, tx: object | None = None
+    ) -> list[Settled | Stale]:
+        """Settle claims in one transaction, the caller's if given; a claim not held is Stale."""
         ...
 
     def turn(
@@ -166,6 +169,10 @@ class Engine(Protocol):
 
     def find(self, job_id: int) -> Record | None:
         """Return one job in whatever state, with its ledger."""
+        ...
+
+    def peek(self, queue: str) -> Record | None:
+        """Return the job of a queue that would be claimed next, without claiming it."""
         ...
 
     def select(

@@ -82,7 +82,7 @@ class SchemaTooNew(DatabaseError):
 
 
 class SchemaTooOld(DatabaseError):
-    """An older herdsman wrote this database; `herdsman migrate` or `herdsman run` upgrades it."""
+    """An older herdsman wrote this database, and this version cannot upgrade it."""
 
 
 class DurabilityUnknown(DatabaseError):

@@ -161,9 +161,11 @@ class Tended(Generic[T]):
         return codec.job(record, self._serializer, self._max_attempts)
 
     def peek(self) -> Job[T] | None:
-        """Return the oldest ready job by id without claiming it."""
-        found = self.jobs(State.READY, limit=1)
-        return found[0] if found else None
+        """Return the job that would be claimed next, without claiming it."""
+        record = self._engine.peek(self.name)
+        if record is None:
+            return None
+        return codec.job(record, self._serializer, self._max_attempts)
 
     def jobs(
         self,

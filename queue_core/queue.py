@@ -6,6 +6,7 @@ finish in `queue_core.claims`; replay, prune, counts in `queue_core.maintenance`
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -80,8 +81,11 @@ def never_fits(error: QueueFull) -> bool:
 class Queue(Claiming[T]):
     """A named queue of one database; safe to use from several threads and after a fork.
 
-    Options of the queue itself (`max_depth`, `key_ttl_seconds`) are stored with
-    it when given, and hold for everybody. `max_attempts` counts the first
+    Options of the queue itself are stored with it when given, and hold for
+    everybody, the latest word counting: `max_depth` live jobs at most,
+    `key_ttl_seconds` that a finished job's key is held, `keep_done_seconds` and
+    `keep_dead_seconds` after which `prune` removes a finished job (never, if
+    nobody says). `max_attempts` counts the first
     attempt; it and `backoff` are used for jobs settled through this object.
     """
 
@@ -96,6 +100,8 @@ class Queue(Claiming[T]):
         lease_seconds: float = LEASE_SECONDS_DEFAULT,
         max_depth: int | None = None,
         key_ttl_seconds: float | None = None,
+        keep_done_seconds: float | None = None,
+        keep_dead_seconds: float | None = None,
         payload_bytes_max: int = PAYLOAD_BYTES_MAX,
         engine: Engine | None = None,
         **options: Any,
@@ -119,6 +125,10 @@ class Queue(Claiming[T]):
             stored["max_depth"] = codec.whole("max_depth", max_depth, 0, 2**62)
         if key_ttl_seconds is not None:
             stored["key_ttl_us"] = codec.duration_us("key_ttl_seconds", key_ttl_seconds)
+        if keep_done_seconds is not None:
+            stored["keep_done_us"] = codec.duration_us("keep_done_seconds", keep_done_seconds)
+        if keep_dead_seconds is not None:
+            stored["keep_dead_us"] = codec.duration_us("keep_dead_seconds", keep_dead_seconds)
         if stored:
             self._engine.configure(self.name, **stored)
 
@@ -168,8 +178,8 @@ class Queue(Claiming[T]):
         `delay` and `expires` are seconds from now; a job not started `expires`
         seconds after it became ready is dead. Larger `priority` goes first. A
         `key` seen before with the same data returns that job's id, marked
-        `duplicate`. With `block`, a full queue is waited for, `timeout` seconds
-        at most. Inside `transaction()` pass what it yielded as `tx`.
+        `duplicate`. With `block`, or a `timeout`, a full queue is waited for,
+        `timeout` seconds at most. Inside `transaction()` pass what it yielded as `tx`.
 
         Raises PayloadInvalid, PayloadTooLarge, IdempotencyConflict, QueueFull,
         QueueBusy and the DatabaseErrors; nothing is stored then.
@@ -243,23 +253,25 @@ class Queue(Claiming[T]):
             )
         if not jobs:
             return []
-        stored = self._enqueue(jobs, tx, None if block else 0.0, timeout)
+        stored = self._enqueue(jobs, tx, block or timeout is not None, timeout)
         return [JobId(result.id, duplicate=result.duplicate) for result in stored]
 
     def _enqueue(
-        self, jobs: list[NewJob], tx: object | None, wait: float | None, timeout: float | None
+        self, jobs: list[NewJob], tx: object | None, wait: bool, timeout: float | None
     ) -> Any:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        """Store jobs; with `wait`, try again until there is room or the time is up."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FULL_PAUSE_SECONDS
-        while True:
+        while wait and tx is None and (left := deadline - time.monotonic()) > 0:
             try:
-                return self._engine.enqueue(self.name, jobs, tx=tx)
+                # Not counted as refused: that is said once, when the wait is over.
+                return self._engine.enqueue(self.name, jobs, quiet=True)
             except QueueFull as error:
-                late = deadline is not None and time.monotonic() + pause > deadline
-                if wait == 0.0 or tx is not None or late or never_fits(error):
-                    raise
-                time.sleep(pause)
-                pause = min(pause * 1.5, FULL_PAUSE_SECONDS_MAX)
+                if never_fits(error):
+                    break
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, FULL_PAUSE_SECONDS_MAX)
+        return self._engine.enqueue(self.name, jobs, tx=tx)
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Open a transaction on the same file, shared by `tx.execute(…)` and `put(…, tx=tx)`.

@@ -84,12 +84,14 @@ def _be_apart(function: Callable[[], Answer], writer: int, parent: int) -> None:
         die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+    code = 1
     try:
         answer = function()
+        code = 0
         data = json.dumps(answer).encode()[:ANSWER_BYTES_MAX]
         os.write(writer, data)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(0)
+        os._exit(code)

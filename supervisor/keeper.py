@@ -23,7 +23,7 @@ from queue_core.retry import LeaseLost
 from supervisor.child import Child, kill_groups
 from supervisor.deaths import Judge, cause_of, release
 from supervisor.policy import EXIT_OK
-from supervisor.settings import Settings
+from supervisor.settings import QueueSettings, Settings
 from supervisor.slot import Kind, SlotState
 from supervisor.slots import DUTIES, SlotsError, SlotTable, previous_slots
 from supervisor.telling import fault_of, line_of, tell_death
@@ -43,6 +43,8 @@ RELIEVE_AFTER_NS: Final = 250_000_000
 """A job running longer than this holds up its batch: the others are settled or handed back."""
 REAP_SECONDS: Final = 1.0
 PRUNE_SECONDS: Final = 5.0
+CONFIGURE_SECONDS: Final = 60.0
+"""How often queues that the configuration does not name are looked for."""
 LIMIT: Final = 500
 ABANDONED_MAX: Final = 100_000
 """More than all slots of the largest tree can hold; what is over is left to the leases."""
@@ -87,13 +89,14 @@ class Keeper:
         self._due_at = 0.0
         self._due_version = -1
         self._recovered = False
-        self._configured = False
+        self._configured: set[str] = set()
+        self._again: set[str] = set()
         self._tell = line_of(settings.logs)
         self._deaths = Judge(settings=settings, now_us=engine.now_us)
         self._relieved: dict[int, tuple[int, int]] = {}  # slot: the long job it was relieved of
         # In this order: a live worker's lease is renewed before any lease is judged.
         self._duties = [
-            _Duty("configure", 3600.0, self._configure),
+            _Duty("configure", CONFIGURE_SECONDS, self._configure),
             _Duty("bury", 0.0, self._bury),
             _Duty("recover", 3600.0, self._recover),
             _Duty("extend", EXTEND_SECONDS, self._extend),
@@ -139,7 +142,10 @@ class Keeper:
                 if duty.failing and sum(one.failing for one in self._duties) == 1:
                     self._child.slot.note = ""  # what it said is over
                 duty.failing = False
-                duty.at = now + duty.every_seconds
+                # What met its limit has more to do: at the next tick, after the others.
+                again = duty.name in self._again
+                self._again.discard(duty.name)
+                duty.at = now + (0.0 if again else duty.every_seconds)
                 began_ns = int(now * 1_000_000_000)
                 self._table.record_duty(duty.name, began_ns, time.monotonic_ns())
 
@@ -261,9 +267,14 @@ class Keeper:
         self._due_version = version
 
     def _reap(self) -> None:
+        """Settle lost leases, unless those of the living could not be renewed just before."""
+        if any(duty.failing for duty in self._duties if duty.name == "extend"):
+            return
         reaped = self._engine.reap(self._judge, LIMIT)
         if reaped:
             log.warning(LEASES_REAPED, jobs=len(reaped))
+        if len(reaped) == LIMIT:
+            self._again.add("reap")
 
     def _judge(self, row: Claimed, started: bool) -> Settlement:
         settled = self._deaths.settle(row, LeaseLost(), row.claimed_us if started else None, 0)
@@ -274,6 +285,8 @@ class Keeper:
         removed = self._engine.prune(PRUNE_LIMIT)
         if removed:
             log.info(JOBS_PRUNED, jobs=removed)
+        if removed >= PRUNE_LIMIT:
+            self._again.add("prune")
 
     def _flush(self) -> None:
         """Flush acks that nobody waited for, and keep the log short."""
@@ -289,23 +302,27 @@ class Keeper:
         return self._engine.version()
 
     def _configure(self) -> None:
-        """Store the options of each configured queue, so that every producer obeys them."""
-        if self._configured:
-            return
-        for name in self._settings.queue_names:
-            options = self._settings.queues.get(name)
-            stored: dict[str, Any] = {"keep_done_us": _microseconds(7 * 86_400.0)}
-            if options is not None:
-                stored = {
-                    "max_depth": options.max_depth,
-                    "keep_done_us": _microseconds(options.keep_done_seconds),
-                    "keep_dead_us": _microseconds(options.keep_dead_seconds),
-                    "key_ttl_us": _microseconds(options.key_ttl_seconds),
-                }
-                if options.paused is not None:
-                    stored["paused"] = options.paused
+        """Store the options of each queue, so that every producer obeys them.
+
+        A queue that the configuration does not name gets the default retention.
+        Options that a section does not set stay as whoever stored them left them.
+        """
+        named = set(self._settings.queue_names)
+        found = {facts.name for facts in self._engine.snapshot().queues}
+        for name in sorted((named | found) - self._configured):
+            options = self._settings.queues.get(name, QueueSettings())
+            stored: dict[str, Any] = {"keep_done_us": _microseconds(options.keep_done_seconds)}
+            for field, column in (
+                ("max_depth", "max_depth"),
+                ("keep_dead_seconds", "keep_dead_us"),
+                ("key_ttl_seconds", "key_ttl_us"),
+                ("paused", "paused"),
+            ):
+                if field in options.model_fields_set:
+                    value = getattr(options, field)
+                    stored[column] = _microseconds(value) if column.endswith("_us") else value
             self._engine.configure(name, **stored)
-        self._configured = True
+            self._configured.add(name)
 
 
 def _microseconds(seconds: float | None) -> int | None:

@@ -20,6 +20,7 @@ from supervisor.notify import Notifier
 from supervisor.policy import SECOND_NS, Cause
 from supervisor.roster import Roster
 from supervisor.slot import Kind
+from supervisor.slotpaths import SlotsError
 from supervisor.trial import Trial
 from supervisor.wishes import Wishes
 
@@ -36,6 +37,8 @@ RESTART_FAILED: Final = "restart_failed"
 WISHED: Final = "an operator asked for it"
 HEIRS_MAX: Final = 3
 """Successors of one seat that may fail to boot before a reload is called off."""
+UPKEEP_PROCESSES: Final = 4
+"""The keeper, `web`, and a successor beside one of them and beside one worker."""
 SPARE_BELOW: Final = 4
 """Pools smaller than this start the successor first: a fifth of a big pool is no loss."""
 
@@ -95,6 +98,8 @@ class Rolling:
         assert self._tree.reload is not None
         try:
             fresh = self._tree.reload()
+            if fresh is not None:
+                self._make_room(fresh)
         except (Exception, SystemExit) as error:
             self._fail(f"{type(error).__name__}: {error}", now_ns)
             return
@@ -129,6 +134,15 @@ class Rolling:
                 if seat.process is None:
                     seat.start_at_ns = now_ns
         self._rolling = True
+
+    def _make_room(self, fresh: Tree) -> None:
+        """Raise SlotsError when the shared file, whose size was set at the start, is too small."""
+        table = self._tree.table
+        processes = sum(spec.processes for spec in fresh.pools)
+        if processes + UPKEEP_PROCESSES > len(table.slots):
+            raise SlotsError(f"{processes} workers are too many for a reload; restart instead")
+        for spec in fresh.pools:
+            table.add_pool(spec.name)
 
     def _fail(self, why: str, now_ns: int) -> None:
         log.error(RELOAD_FAILED, why=why)

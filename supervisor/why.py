@@ -71,7 +71,7 @@ _DATABASE_NEXT: Final[Mapping[str, tuple[str, str]]] = {
     "DatabaseReadOnly": ("read-only", "give the file and its folder to the user of the service"),
     "DatabaseCorrupt": ("damaged", "stop the service, run `herdsman doctor`, restore a backup"),
     "SchemaTooNew": ("of a newer herdsman", "upgrade this installation"),
-    "SchemaTooOld": ("of an older herdsman", "run `herdsman migrate`, or start `herdsman run`"),
+    "SchemaTooOld": ("of an older herdsman", "open it with a version in between"),
 }
 
 

@@ -11,6 +11,7 @@ state is `queue_core.retry`'s, how a handler is called is `handlers`'.
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import time
@@ -57,6 +58,9 @@ def main(child: Child, settings: Settings, pool: str) -> int:
     78: a handler cannot be imported; 69: what was finished could not be settled
     before the end, so the keeper will do it.
     """
+    # The collector writes to every object it looks at, which would make pages shared with the
+    # supervisor our own: measured, 24 MB of PSS for an idle worker instead of 16.
+    gc.freeze()
     try:
         registry = handlers.load(settings)
     except handlers.HandlerError as error:

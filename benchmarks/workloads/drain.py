@@ -19,6 +19,7 @@ from benchmarks.tables import row, table
 
 TITLE = "Drain of no-op jobs"
 WORKERS = (1, 2, 4)
+QUICK_JOBS = 5_000
 FILL_SECONDS_MAX = 60.0
 BARE_JOBS_PER_SECOND = 150_000
 OURS_AT_TWO = "herdsman, 2 workers"
@@ -30,7 +31,7 @@ SHARE_OF_BARE = 0.5
 def once(options: Options, contender: Contender, workers: int) -> dict[str, Any]:
     """Fill, then drain."""
     seconds = options.seconds_for(contender)
-    wanted = 20_000 if options.quick else int(contender.jobs_per_second * seconds * 1.3)
+    wanted = QUICK_JOBS if options.quick else int(contender.jobs_per_second * seconds * 1.3)
     with place(contender) as here:
         filled = fill(here, wanted, seconds if options.quick else FILL_SECONDS_MAX)
         found = drain(here, workers, filled["jobs"], seconds)
@@ -41,7 +42,7 @@ def once(options: Options, contender: Contender, workers: int) -> dict[str, Any]
 
 def bare(options: Options, processes: int) -> dict[str, Any]:
     """Drain a queue of ours by the bare statements."""
-    wanted = 20_000 if options.quick else int(BARE_JOBS_PER_SECOND * options.seconds)
+    wanted = QUICK_JOBS if options.quick else int(BARE_JOBS_PER_SECOND * options.seconds)
     with place(HERDSMAN) as here:
         filled = fill(here, wanted, FILL_SECONDS_MAX)
         command = (sys.executable, "-m", "benchmarks.bare", str(options.seconds), str(processes))

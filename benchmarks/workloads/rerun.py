@@ -56,7 +56,7 @@ def once(options: Options, contender: Contender) -> dict[str, Any]:
                 never += 1
             else:
                 took_ns.append(second[1] - killed_ns)
-            time.sleep(0.2 if options.quick else BETWEEN_SECONDS)
+            time.sleep(0.2 if options.quick else BETWEEN_SECONDS)  # no crash loop
             (here.folder / "stamps").write_bytes(b"")
         survivors = here.pids()
         if contender is not HERDSMAN:

@@ -39,6 +39,8 @@ from queue_core.job import (
 )
 from queue_core.stats import Tally
 
+LOOKS_MAX: Final = 200
+"""Looks of one claim past expired and parked jobs; each clears hundreds, and all take seconds."""
 HOLDER_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
 
 
@@ -48,7 +50,7 @@ class SqliteEngine(SqliteMaintenance):
     # ------------------------------------------------------------ enqueue
 
     def enqueue(
-        self, queue: str, jobs: Sequence[NewJob], *, tx: object | None = None
+        self, queue: str, jobs: Sequence[NewJob], *, tx: object | None = None, quiet: bool = False
     ) -> list[Enqueued]:
         """Store jobs, all or none, and return one result each, in order."""
         self._file.ensure_sure()
@@ -60,19 +62,23 @@ class SqliteEngine(SqliteMaintenance):
             return sqlite_enqueue.enqueue(connection, tally, now_us, known, jobs)
 
         if tx is not None:
-            if not isinstance(tx, sqlite3.Connection) or not self._file.is_transaction(tx):
-                raise PayloadInvalid("tx= takes what this queue's open transaction() yielded")
+            self._check_transaction(tx)
             results, _ = self._file.within(lambda connection: self._counted(connection, work))
             self._rung_after.add(queue)
             return results
         try:
             results, ready = self._write(work, flush=True, operation="enqueue")
         except (QueueFull, IdempotencyConflict) as error:
-            self._reject(queue, jobs, "full" if isinstance(error, QueueFull) else "conflict")
+            if not quiet:
+                self._reject(queue, jobs, "full" if isinstance(error, QueueFull) else "conflict")
             raise
         if ready:
             self._bell.ring(queue)
         return results
+
+    def _check_transaction(self, tx: object) -> None:
+        if not isinstance(tx, sqlite3.Connection) or not self._file.is_transaction(tx):
+            raise PayloadInvalid("tx= takes what this queue's open transaction() yielded")
 
     def _reject(self, queue: str, jobs: Sequence[NewJob], reason: str) -> None:
         """Count refused jobs, in a transaction of its own: theirs was rolled back."""
@@ -125,7 +131,9 @@ class SqliteEngine(SqliteMaintenance):
         except sqlite_finish.SomeStale:
             results, taken = self._take_turn(settlements, None, request, holder)
         with contextlib.suppress(QueueError):  # what was settled stands, whatever comes now
-            while request and request.limit > 0 and not taken and self._claimable(request):
+            for _ in range(LOOKS_MAX):
+                if not request or request.limit <= 0 or taken or not self._claimable(request):
+                    break
                 # Only expired and parked jobs were met, out of the way now: look behind them.
                 taken = self._take_turn((), None, request, holder)[1]
         if request is not None and len(taken) == request.limit:
@@ -242,10 +250,10 @@ class SqliteEngine(SqliteMaintenance):
 
     # ------------------------------------------------------------ finish
 
-    def finish(self, settlements: Sequence[Settlement]) -> list[Settled | Stale]:
-        """Settle claims in one transaction; a claim no longer held is Stale."""
-        if not settlements:
-            return []
+    def finish(
+        self, settlements: Sequence[Settlement], *, tx: object | None = None
+    ) -> list[Settled | Stale]:
+        """Settle claims in one transaction, the caller's if given; a claim not held is Stale."""
         woken: set[int] = set()
 
         def work(
@@ -255,6 +263,11 @@ class SqliteEngine(SqliteMaintenance):
             woken.update(ready)
             return results
 
+        if not settlements:
+            return []
+        if tx is not None:
+            self._check_transaction(tx)
+            return self._file.within(lambda connection: self._counted(connection, work))
         results = self._write(work, flush=self._flush_finishes, operation="finish")
         self._ring_ids(woken)
         return results

@@ -75,6 +75,8 @@ CREATE TABLE job (
 CREATE INDEX job_ready ON job (queue, priority DESC, seq) WHERE state = 'ready' AND parked = 0;
 CREATE INDEX job_parked ON job (task) WHERE state = 'ready' AND parked = 1;
 CREATE INDEX job_suspect ON job (state, parked) WHERE suspect = 1;
+CREATE INDEX job_expires ON job (queue, expires_us)
+    WHERE state = 'ready' AND expires_us IS NOT NULL;
 CREATE INDEX job_delayed ON job (queue, due_us, id) WHERE state = 'delayed';
 CREATE INDEX job_claimed ON job (lease_us, holder) WHERE state = 'claimed';
 
@@ -212,6 +214,9 @@ PRAGMA trusted_schema = OFF;
 -- name: pragma_busy_timeout
 -- A backstop for what the flock does not cover: recovery, and writers that do not know it.
 PRAGMA busy_timeout = 1000;
+
+-- name: pragma_no_patience
+PRAGMA busy_timeout = 0;
 
 -- name: pragma_data_version
 -- returns a number that changes when another connection has committed.
@@ -365,6 +370,16 @@ RETURNING id, run, task,
     coalesce(payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
     enqueued_us, ready_us, claimed_us, expires_us, enqueued_us + delay_us, started, seq;
+
+-- name: claim_expired
+-- claims jobs of a queue that expired, for their settlement: a claim that met one clears more.
+UPDATE job SET state = 'claimed', run = run + 1, holder = :holder, lease_us = :lease,
+    claimed_us = :now
+WHERE id IN (
+    SELECT id FROM job WHERE queue = :queue AND state = 'ready' AND expires_us IS NOT NULL
+        AND expires_us <= :now AND parked = 0
+    ORDER BY expires_us LIMIT :limit)
+RETURNING id, run;
 
 -- name: claim_park
 -- A job no handler is configured for steps out of the way, and stays ready.
@@ -706,6 +721,18 @@ ORDER BY id LIMIT :limit;
 SELECT id FROM done
 WHERE outcome = :state AND (:queue IS NULL OR +queue = :queue) AND (:task IS NULL OR task = :task)
     AND id > :after
+ORDER BY id LIMIT :limit;
+
+-- name: counts_peek
+-- returns the job that would be claimed next.
+SELECT id FROM job WHERE queue = :queue AND state = 'ready' AND parked = 0
+ORDER BY priority DESC, seq LIMIT 1;
+
+-- name: counts_list_dead_of
+-- the same for one queue, which has an index of its own.
+SELECT id FROM dead
+WHERE queue = :queue AND (:task IS NULL OR task = :task)
+    AND (:reason IS NULL OR reason = :reason) AND id > :after
 ORDER BY id LIMIT :limit;
 
 -- name: counts_list_dead

@@ -233,10 +233,11 @@ class SqliteBase:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Open a write transaction that the caller's own statements and `enqueue` share."""
-        self._rung_after.clear()
         with self._file.transaction() as connection:
+            self._rung_after.clear()
             yield connection
-        self._ring(self._rung_after)
+            rung = set(self._rung_after)
+        self._ring(rung)
 
     def checkpoint_due(self) -> bool:
         """Whether the log has grown to where a keeper checkpoints."""
@@ -284,6 +285,15 @@ class SqliteBase:
         """Return one job in whatever state, with its ledger."""
         return self._file.read(
             lambda connection: sqlite_reads.find(connection, self._all_names(connection), job_id),
+            snapshot=True,
+        )
+
+    def peek(self, queue: str) -> Record | None:
+        """Return the job of a queue that would be claimed next, without claiming it."""
+        return self._file.read(
+            lambda connection: sqlite_reads.peek(
+                connection, self._all_names(connection), self._scope(connection, queue) or -1
+            ),
             snapshot=True,
         )
 

@@ -199,11 +199,20 @@ class SqliteFile(SqliteHandle):
         if flush:
             self.flush()
         large = truncate or self._log.file_bytes() > TRUNCATE_BYTES
-        name = "pragma_checkpoint_truncate" if large else "pragma_checkpoint"
-        busy, frames, copied = self.alone(
-            lambda connection: connection.execute(SQL[name]).fetchone()
-        )
-        return bool(busy == 0 and frames == copied)
+
+        def work(connection: sqlite3.Connection) -> bool:
+            busy, frames, copied = connection.execute(SQL["pragma_checkpoint"]).fetchone()
+            whole = bool(busy == 0 and frames == copied)
+            if large and whole:
+                # Not waited for: a reader that began meanwhile would stall every writer.
+                connection.execute(SQL["pragma_no_patience"])
+                try:
+                    connection.execute(SQL["pragma_checkpoint_truncate"]).fetchone()
+                finally:
+                    connection.execute(SQL["pragma_busy_timeout"])
+            return whole
+
+        return self.alone(work)
 
     def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` under the lock and outside any transaction, as upkeep of the file needs."""

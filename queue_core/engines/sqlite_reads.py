@@ -128,8 +128,16 @@ def select(
         "after": after,
         "limit": max(0, min(limit, LIST_LIMIT_MAX)),
     }
+    if state is State.DEAD and queue is not None:
+        place = "dead_of"  # a queue's few dead are not looked for among all
     ids = [row[0] for row in connection.execute(SQL[f"counts_list_{place}"], parameters).fetchall()]
     return records(connection, names, state, ids)
+
+
+def peek(connection: sqlite3.Connection, names: Mapping[int, str], queue: int) -> Record | None:
+    """Return the job of a queue that would be claimed next."""
+    row = connection.execute(SQL["counts_peek"], {"queue": queue}).fetchone()
+    return None if row is None else records(connection, names, State.READY, [row[0]])[0]
 
 
 def _latest(

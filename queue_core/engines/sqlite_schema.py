@@ -58,12 +58,14 @@ def prepare(connection: sqlite3.Connection, path: Path, clock: Clock) -> bool:
     if version < SCHEMA_VERSION:
         raise SchemaTooOld(
             f"{path} has schema {version} and this herdsman needs {SCHEMA_VERSION}; "
-            "run 'herdsman migrate'"
+            "open it with a version in between, or restore a backup of this version"
         )
     if connection.execute(SQL["pragma_journal_mode"]).fetchone()[0] != "wal":
         connection.execute(SQL["pragma_wal"])
-    boot = connection.execute(SQL["meta_get"], {"name": "boot"}).fetchone()[0]
-    if boot != clock.boot_id():
+    row = connection.execute(SQL["meta_get"], {"name": "boot"}).fetchone()
+    if row is None:
+        raise DatabaseCorrupt(f"{path} has lost rows of its own table meta; restore a backup")
+    if row[0] != clock.boot_id():
         _void_claims(connection, path, clock)
         return True
     return False

@@ -108,7 +108,7 @@ def _sweep(before: Path) -> None:
 
 def check(settings: Settings) -> tuple[int, str]:
     """Open the database and import the handlers; return an exit code and what is wrong."""
-    from queue_core import DatabaseError, QueueBusy, open_engine
+    from queue_core import open_engine
     from supervisor import handlers
     from supervisor.cli import errors
 
@@ -117,7 +117,7 @@ def check(settings: Settings) -> tuple[int, str]:
         engine.counts("default")
         engine.close()
         handlers.load(settings)
-    except (DatabaseError, QueueBusy, handlers.HandlerError) as error:
+    except Exception as error:  # whatever it is, the answer is a sentence
         explained = errors.explain(error)
         return explained.code, explained.text
     return 0, ""
@@ -201,9 +201,14 @@ def _reload(settings: Settings, table: SlotTable, lock_fd: int) -> Tree | None:
 
 def _validate(settings: Settings) -> int:
     from supervisor.policy import EXIT_CONFIG
-    from supervisor.settings import load
+    from supervisor.settings import SettingsError, load
 
-    fresh = load(settings.path) if settings.path else settings
+    try:
+        fresh = load(settings.path) if settings.path else settings
+    except SettingsError as error:
+        for line in str(error).splitlines():
+            output.say(f"herdsman: {line}")
+        return EXIT_CONFIG
     if fresh.database != settings.database:  # its lock is not ours, nor do our records name it
         output.say(f"herdsman: another database ({fresh.database}) takes a restart, not a reload")
         return EXIT_CONFIG

@@ -422,3 +422,18 @@ def test_a_lease_begins_when_the_claim_is_made(engine: Engine, clock: FakeClock)
     assert [one.claim for one in engine.reap(lambda c, _: settlement(c, State.READY), 10)] == [
         row.claim
     ]
+
+
+def test_a_heap_of_expired_jobs_does_not_hide_the_live_one_behind_it(
+    engine: Engine, clock: FakeClock
+) -> None:
+    """Thousands of them are cleared in one call, in few transactions, and counted one by one."""
+    put(engine, *[new_job(expires_us=SECOND_US) for _ in range(5_000)])
+    (live,) = put(engine)
+    clock.advance(2)
+    before = engine.version()
+    assert [row.id for row in take(engine)] == [live]
+    assert engine.version() - before < 40, "one look cleared too few of them"
+    counts = engine.counts(QUEUE)
+    assert (counts["dead"], counts["claimed"]) == (5_000, 1)
+    assert counts["dead_letters_total:expired"] == 5_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,19 +202,21 @@ def test_a_page_of_nothing_is_empty(engine: Engine, make_job: MakeJob, limit: in
     assert engine.select(State.READY, limit=limit) == []
 
 
-def test_peek_shows_the_oldest_without_claiming(queue: Queue[Any]) -> None:
-    """A look takes nothing."""
-    assert queue.peek() is None
-    first = queue.put("a")
-    queue.put("b", priority=9)
-    job = queue.peek()
-    assert job is not None
-    assert (job.id, job.payload, job.state) == (first, "a", State.READY)
-    assert queue.counts().claimed == 0
-
-
 def test_an_option_that_does_not_exist_is_refused(engine: Engine) -> None:
     """A slip in an option's name is told, and stores nothing."""
     with pytest.raises(PayloadInvalid, match="max_dept"):
         engine.configure(QUEUE, max_dept=3)
     assert engine.snapshot().queues == ()
+
+
+def test_peek_shows_what_would_be_claimed_next(database: Path) -> None:
+    """Priority first, as with a claim, and nothing is claimed by looking."""
+    with Queue[str](database) as queue:
+        assert queue.peek() is None
+        queue.put("low")
+        queue.put("high", priority=5)
+        assert queue.peek().state is State.READY  # type: ignore[union-attr]
+        assert queue.counts().claimed == 0
+        assert queue.peek().payload == "high"  # type: ignore[union-attr]
+        assert queue.get(timeout=0).payload == "high"  # type: ignore[union-attr]
+        assert queue.peek().payload == "low"  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -415,3 +416,17 @@ def test_text_that_looks_like_sql_is_only_text(queue: Queue[Any]) -> None:
     job = queue.find(job_id)
     assert job is not None
     assert (job.payload, job.key, job.task, job.group) == (text, text, text, text)
+
+
+def test_waiting_for_room_is_one_refusal_at_most(database: Path) -> None:
+    """Polls are not counted; a put that found room in the end was not refused."""
+    with Queue[int](database, max_depth=1) as queue:
+        queue.put(1)
+        with pytest.raises(QueueFull):
+            queue.put(2, timeout=0.3)
+        assert queue.counts().totals["jobs_rejected_total:full"] == 1
+        job = queue.get(timeout=0)
+        assert job is not None
+        threading.Timer(0.1, lambda: Queue[int](database).ack(job)).start()
+        queue.put(2, block=True, timeout=20)
+        assert queue.counts().totals["jobs_rejected_total:full"] == 1

@@ -200,9 +200,9 @@ def test_a_newer_schema_is_refused(database: Path, version: int) -> None:
 
 
 def test_an_older_schema_is_refused_by_the_library(database: Path) -> None:
-    """Only the supervisor and `migrate` change a schema; the message says so."""
+    """It is left as it is, and the message says what to do."""
     stamped(database, 0)
-    before_and_after(database, SchemaTooOld, "migrate")
+    before_and_after(database, SchemaTooOld, "restore a backup")
 
 
 def test_a_file_cut_in_half_is_refused(database: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_core import State
+from queue_core import Queue, State
 from queue_core.clock import FakeClock
 from queue_core.engine import Engine, Holder
 from tests.engine.conftest import (
@@ -205,3 +205,19 @@ def test_holders_of_long_ago_are_forgotten_unless_they_hold_something(
     record = again.find(kept.id)
     assert record is not None
     assert record.worker == "test/0"
+
+
+def test_a_user_of_the_library_says_how_long_finished_jobs_are_kept(database: Path) -> None:
+    """Without a supervisor, too: what the queue was opened with is stored with it."""
+    clock = FakeClock()
+    with Queue[int](database, keep_done_seconds=60, keep_dead_seconds=600, clock=clock) as queue:
+        queue.put_many([1, 2])
+        done, dead = queue.get_many(2)
+        queue.ack(done)
+        queue.fail(dead)
+        clock.advance(61)
+        assert queue.prune() == 1
+        assert (queue.counts().done, queue.counts().dead) == (0, 1)
+        clock.advance(600)
+        assert queue.prune() == 1
+        assert queue.counts().dead == 0

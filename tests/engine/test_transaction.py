@@ -18,6 +18,7 @@ from queue_core import (
     QueueBusy,
     QueueError,
     QueueFull,
+    StaleClaim,
 )
 from queue_core.engine import Engine
 from tests.conftest import wait_until
@@ -235,3 +236,24 @@ def test_settling_takes_part_in_no_transaction(orders: Queue[Any], engine: Engin
         with pytest.raises(QueueError, match="transaction"):
             engine.extend([row.claim], 1)
     wait_until(lambda: engine.counts(QUEUE)["claimed"] == 1)
+
+
+def test_a_job_is_consumed_and_another_produced_together_or_not_at_all(database: Path) -> None:
+    """An ack inside a transaction stands or falls with the put beside it."""
+    with Queue[str](database, "orders") as queue:
+        first = queue.put("order")
+        job = queue.get(timeout=0)
+        assert job is not None
+        with suppress(ZeroDivisionError), queue.transaction() as tx:
+            queue.put("invoice", tx=tx)
+            queue.ack(job, tx=tx)
+            raise ZeroDivisionError
+        assert (queue.counts().claimed, queue.counts().ready) == (1, 0)
+        with queue.transaction() as tx:
+            second = queue.put("invoice", tx=tx)
+            queue.ack(job, tx=tx)
+        assert (queue.counts().done, queue.counts().ready) == (1, 1)
+        assert queue.find(first).state == "done"  # type: ignore[union-attr]
+        assert queue.find(second).state == "ready"  # type: ignore[union-attr]
+        with pytest.raises(StaleClaim), queue.transaction() as tx:
+            queue.ack(job, tx=tx)
