@@ -32,6 +32,7 @@ lint: $(VENV)/.installed-dev ## Check style, types and import contracts
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy --strict queue_core supervisor
 	$(BIN)/python -m mypy --strict -p grafana
+	$(BIN)/basedpyright --level error
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: format

@@ -174,10 +174,6 @@ class Child:
     def _on_reopen(self, signum: int, frame: FrameType | None) -> None:
         self.reopen_logs = True
 
-    def _on_stacks(self, signum: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            faulthandler.dump_traceback(file=2)
-
     def _on_nothing(self, signum: int, frame: FrameType | None) -> None:
         """Take a signal that means nothing here; SIG_IGN would reach executed programs too."""
 
@@ -203,7 +199,7 @@ class Child:
             signal.signal(signum, handler)
         # Bound methods are made anew at each look; remember the very objects installed.
         self._handlers = {signum: signal.getsignal(signum) for signum in handlers}
-        signal.signal(signal.SIGUSR2, self._on_stacks)
+        signal.signal(signal.SIGUSR2, self._on_nothing)  # faulthandler's comes before it
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def open_stacks(self) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from queue_core.engine import Abandoned
 from queue_core.job import Claimed, Outcome, Settlement, State
 from queue_core.retry import DEFAULT_BACKOFF, Backoff, Crashed, Interrupted, Result, Retry, settle
+from supervisor import lastlines
 from supervisor.policy import CAUSES, Cause
 from supervisor.settings import HandlerSettings, Settings
 from supervisor.slot import Slot, SlotState
@@ -78,7 +79,7 @@ class Judge:
         error = f"the whole process tree {how} in worker {slot.name}"
         result: Result = Interrupted(error=error)
         if alone:
-            result = Crashed(cause=Cause.SIGNAL, error=error, traceback=slot.stack_text() or None)
+            result = Crashed(cause=Cause.SIGNAL, error=error, traceback=left_by(slot))
         settled = self.settle(row, result, self.now_us() - ran_us, ran_us)
         return settled._replace(tree_death=True, suspect=settled.to is State.READY)
 
@@ -139,6 +140,27 @@ def cause_of(slot: Slot) -> Cause:
     return CAUSES[code - 1] if 0 < code <= len(CAUSES) else Cause.EXIT
 
 
+def of_interrupted(slot: Slot, result: Result) -> Result:
+    """Charge an interruption to the job when it was its memory that the supervisor ended it for.
+
+    Nobody else would: its worker lives long enough to settle it, and it would run for ever.
+    """
+    if type(result) is not Interrupted or cause_of(slot) is not Cause.MEMORY:
+        return result
+    error = f"worker {slot.name} was over its memory limit while running the job"
+    lines = lastlines.read(slot.lines_path)
+    return Crashed(
+        cause=Cause.MEMORY, error=error, traceback=f"last log lines:\n{lines}" if lines else None
+    )
+
+
+def left_by(slot: Slot) -> str | None:
+    """Return the stacks a process left, and its last log lines; None when there is neither."""
+    lines = lastlines.read(slot.lines_path)
+    parts = [slot.stack_text(), f"last log lines:\n{lines}" if lines else ""]
+    return "\n\n".join(filter(None, parts)) or None
+
+
 def _ran_us(slot: Slot) -> int:
     return int(max(0, time.monotonic_ns() - slot.started_ns) // 1000)
 
@@ -146,7 +168,7 @@ def _ran_us(slot: Slot) -> int:
 def _result_of_death(slot: Slot, cause: Cause) -> Result:
     how = f"signal {slot.signal}" if slot.signal else f"exit code {slot.exit_code}"
     error = f"worker {slot.name} died while running the job: {cause} ({how})"
-    stack = slot.stack_text() or None
+    stack = left_by(slot)
     if cause is Cause.TIMEOUT:
         return Retry(
             error="the job ran past its timeout and its worker was killed",

@@ -18,6 +18,7 @@ import structlog
 
 from supervisor import child, judgement, policy
 from supervisor.linux import cpu_us, kill_group, resident_bytes
+from supervisor.outgrowth import adopted_by_group, started_bytes
 from supervisor.policy import Cause, Death, History, PoolState
 from supervisor.pool import Pool
 from supervisor.reap import OomCounter, count_group
@@ -34,11 +35,12 @@ WORKER_SIGNALLED: Final = "worker_signalled"
 
 @dataclass(slots=True, kw_only=True)
 class Limits:
-    """When processes of a pool are replaced, and when a pool is given up."""
+    """What the processes of a pool may use; None for no limit, or for that of the tree."""
 
     max_jobs: int | None = None
     max_rss_bytes: int | None = None
     max_age_seconds: float | None = None
+    boot_seconds: float | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -191,6 +193,8 @@ class Herd:
         if process.rung == 0:
             process.asked = cause
             process.why = why
+            # Before the signal: whom it interrupts reads there whether the job is to blame.
+            process.slot.cause = policy.code_of(cause)
         process.rung += 1
         process.rung_at_ns = None if step.then_ns is None else now_ns + step.then_ns
         self.due(process.rung_at_ns)
@@ -285,19 +289,28 @@ class Herd:
     def facts(self, process: Process) -> judgement.Facts:
         """Read what the slot of a process says."""
         slot = process.slot
+        # A worker beats before it takes its deadline away: read the other way round, a deadline
+        # that is gone comes with the beat that says when.
+        state, hard_ns = slot.state, slot.hard_deadline_ns
         return judgement.Facts(
-            kind=process.seat.squad.kind, state=slot.state, boot_ns=slot.boot_ns,
+            kind=process.seat.squad.kind, state=state, boot_ns=slot.boot_ns,
             entered_ns=slot.entered_ns, beat_ns=slot.beat_ns,
-            hard_deadline_ns=slot.hard_deadline_ns, rss_bytes=slot.rss_bytes,
+            hard_deadline_ns=hard_ns, rss_bytes=slot.rss_bytes,
         )  # fmt: skip
 
     def sample(self, now_ns: int) -> None:
-        """Write down memory and processor time of everyone, at most once a second."""
+        """Write down memory and processor time of everyone, at most once a second.
+
+        What a worker has started counts as its own.
+        """
         if now_ns < self._sample_at_ns:
             return
         self._sample_at_ns = now_ns + policy.SECOND_NS
+        self._oom.note(now_ns)
+        adopted = adopted_by_group()
         for process in self.processes.values():
-            process.slot.rss_bytes = resident_bytes(process.pid)
+            pid = process.pid
+            process.slot.rss_bytes = resident_bytes(pid) + started_bytes(pid, adopted.get(pid, []))
             process.slot.cpu_us = cpu_us(process.pid)
 
     def close(self) -> None:

@@ -14,7 +14,8 @@ from supervisor.policy import QUIT_SECONDS, SECOND_NS, Cause
 from supervisor.slot import Kind, SlotState
 
 STUCK_SECONDS: Final = 30.0
-"""CLAIM and SETTLE end by then: every database call has a shorter deadline."""
+"""CLAIM and SETTLE end by then: every database call has a shorter deadline. RUN without a
+deadline is the moment between two jobs of a batch."""
 IDLE_TICK_SECONDS: Final = 30.0
 """An idle worker beats at least every 5 s."""
 KEEPER_TICK_SECONDS: Final = 15.0
@@ -91,10 +92,9 @@ def _limit(facts: Facts, limits: Limits) -> tuple[Cause, int | None, str]:
     match state:
         case SlotState.BOOT:
             return Cause.BOOT, facts.boot_ns + limits.boot_ns, "was not ready within its boot limit"
-        case SlotState.RUN if facts.kind is Kind.WORKER:
-            hard_ns = facts.hard_deadline_ns or None
-            return Cause.TIMEOUT, hard_ns, "ran its job past the hard deadline"
-        case SlotState.CLAIM | SlotState.SETTLE if facts.kind is Kind.WORKER:
+        case SlotState.RUN if facts.kind is Kind.WORKER and facts.hard_deadline_ns:
+            return Cause.TIMEOUT, facts.hard_deadline_ns, "ran its job past the hard deadline"
+        case SlotState.RUN | SlotState.CLAIM | SlotState.SETTLE if facts.kind is Kind.WORKER:
             at = max(facts.entered_ns, facts.beat_ns) + int(STUCK_SECONDS * SECOND_NS)
             return Cause.HANG, at, f"was in {state.name} for more than {STUCK_SECONDS:g} s"
         case SlotState.IDLE | SlotState.RUN | SlotState.CLAIM | SlotState.SETTLE | SlotState.EXIT:

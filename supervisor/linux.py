@@ -39,6 +39,18 @@ def resident_bytes(pid: int | str = "self") -> int:
         return 0
 
 
+def proportional_bytes(pid: int) -> int:
+    """Return the memory of a process, what it shares divided by the sharers; else the resident."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, IndexError, ValueError):
+        pass
+    return resident_bytes(pid)
+
+
 def cpu_us(pid: int | str = "self") -> int:
     """Return the processor time a process has used, in microseconds; 0 when there is none."""
     try:
@@ -61,11 +73,11 @@ def start_time(pid: int | str = "self") -> int:
         return 0
 
 
-def children() -> list[int]:
-    """Return the pids of our children, adopted ones too."""
+def children(pid: int | str = "self") -> list[int]:
+    """Return the pids of a process's children, adopted ones too. Raises OSError."""
     found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
             found += [int(pid) for pid in file.read().split()]
     return found
 
@@ -88,6 +100,15 @@ def _is_open(fd: int) -> bool:
 def thread_count() -> int:
     """Return how many threads this process has."""
     return len(os.listdir("/proc/self/task"))
+
+
+def has_terminal() -> bool:
+    """Say whether this process has a controlling terminal, which sends HUP when it goes."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def become_subreaper() -> None:

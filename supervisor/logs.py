@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, TextIO
 import structlog
 
 from supervisor import traceparent
+from supervisor.lastlines import LastLines
 
 LINE_BYTES_MAX: Final = 4096
 """Longest line, newline included: a pipe takes this much in one piece (PIPE_BUF on Linux)."""
@@ -43,7 +44,7 @@ EVENTS: Final = frozenset({
     LOGS_LOST,  # a line, or the log file, could not be written
     # the supervisor
     "supervisor_started", "supervisor_ready", "supervisor_draining", "supervisor_stopped",
-    "supervisor_gave_up", "signal_received", "signal_refused", "host_slept",
+    "supervisor_gave_up", "supervisor_trouble", "signal_received", "signal_refused", "host_slept",
     "reload_started", "reload_finished", "reload_failed", "restart_failed",
     # its processes
     "worker_started", "worker_exited", "worker_start_failed", "worker_signalled",
@@ -116,6 +117,7 @@ class _Sink:
         self.stream: TextIO | None = None
         self.owned = False
         self.lost = 0
+        self.kept: LastLines | None = None
         self._stuck = False
 
     def aim(self, fd: int | None, stream: TextIO | None, *, owned: bool) -> None:
@@ -126,6 +128,8 @@ class _Sink:
                 os.close(old)
 
     def write(self, line: bytes) -> None:
+        if self.kept is not None:
+            self.kept.write(line)
         try:
             if self.fd is not None:
                 # One write: lines of processes that share the descriptor do not interleave.
@@ -205,6 +209,16 @@ def reopen(path: Path) -> bool:
         return False
     _sink.aim(fd, None, owned=True)
     return True
+
+
+def keep_last(path: str) -> None:
+    """Keep this process's last lines in `path` as well, for those who ask why it died.
+
+    A process that cannot works without; those it forks keep theirs out of the file.
+    """
+    with contextlib.suppress(OSError):
+        _sink.kept = LastLines(path)
+        os.register_at_fork(after_in_child=_sink.kept.close)
 
 
 class _Logger:

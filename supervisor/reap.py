@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,9 @@ from supervisor.slots import SlotTable
 
 _SWEEP_ROUNDS: Final = 3
 _ENVIRON_BYTES_MAX: Final = 1024 * 1024
+_OOM_WINDOW_NS: Final = 5_000_000_000
+"""The kernel counts a kill before the death can be seen, and a death is seen within a turn."""
+_OOM_READINGS_MAX: Final = 64
 _REAP_MAX: Final = 1000
 """Strangers reaped in one turn of the loop: a fork bomb must not stop supervision."""
 
@@ -31,6 +35,13 @@ class OomCounter:
     def __init__(self, path: str | None = None) -> None:
         self._path = path or _oom_file()
         self._seen = self._read()
+        self._noted: deque[tuple[int, int]] = deque(maxlen=_OOM_READINGS_MAX)
+
+    def note(self, now_ns: int) -> None:
+        """Take a reading; kills that were in one of some seconds ago explain no death of now."""
+        self._noted.append((now_ns, self._read()))
+        while self._noted and now_ns - self._noted[0][0] >= _OOM_WINDOW_NS:
+            self._seen = max(self._seen, self._noted.popleft()[1])
 
     def _read(self) -> int:
         if self._path is None:

@@ -89,6 +89,8 @@ class Rolling:
         assert self._trial is not None
         verdict = self._trial.finish()
         self._trial = None
+        if self._tree.table.draining:
+            return  # nothing is started any more, and READY is not said after STOPPING
         if verdict is None:
             self._apply(now_ns)
         else:

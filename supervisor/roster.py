@@ -67,6 +67,7 @@ class Roster:
             max_jobs=spec.max_jobs,
             max_rss_bytes=spec.max_rss_bytes,
             max_age_seconds=spec.max_age_seconds,
+            boot_seconds=spec.boot_seconds,
         )
         squad.state.stay = spec.on_crash_loop == "stay"
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from supervisor import lastlines
 from supervisor.record import NAME_BYTES_MAX, Record, word
 
 BATCH_MAX: Final = 256
@@ -130,7 +131,7 @@ class Slot(Record):
     jobs_failed = word(_FAILED, "Jobs this process finished otherwise.", writable=False)
     rss_bytes = word(_RSS, "Resident memory as the supervisor last saw it, about a second ago.")
     cpu_us = word(_CPU, "Processor time used by then, in microseconds.")
-    cause = word(_CAUSE, "Code of the cause of death (`policy.CAUSES`); 0 while alive.")
+    cause = word(_CAUSE, "Code (`policy.CAUSES`) of why it is to end, or ended; 0 for none.")
     signal = word(_SIGNAL, "Signal that ended the process; 0 for none.")
     exit_code = word(_EXIT_CODE, "Exit code of the process.")
     leaked = word(_LEAKED, "Processes this one left behind, which were killed.")
@@ -149,6 +150,11 @@ class Slot(Record):
     def stack_path(self) -> str:
         """File that faulthandler of this process writes to."""
         return self._stack_path
+
+    @property
+    def lines_path(self) -> str:
+        """File that holds the last log lines of this process."""
+        return f"{self._stack_path}.lines"
 
     @property
     def state(self) -> SlotState:
@@ -199,6 +205,7 @@ class Slot(Record):
         w[_BOOT] = w[_ENTERED] = w[_BEAT] = now_ns
         w[_SEQ] = (seq | 1) + 1
         self.clear_stack()
+        lastlines.clear(self.lines_path)
         w[_STATE] = SlotState.BOOT
 
     def bury(self, *, cause: int, signal: int, exit_code: int, now_ns: int) -> None:
@@ -263,6 +270,7 @@ class Slot(Record):
     def finish_ok(self, i: int, duration_us: int) -> None:
         """Record that claim `i` finished well, so that the keeper can settle it if we die."""
         w = self._w
+        w[_BEAT] = time.monotonic_ns()  # before the deadline goes: RUN without one has a limit too
         w[_HARD] = 0  # the deadline was this job's, not the next one's
         w[_DURATIONS + i] = duration_us
         w[_FINISHED + (i >> 6)] |= 1 << (i & 63)
@@ -272,6 +280,7 @@ class Slot(Record):
     def finish_failed(self) -> None:
         """Count a job that ended otherwise than well; its settlement is the worker's."""
         w = self._w
+        w[_BEAT] = time.monotonic_ns()
         w[_HARD] = 0
         w[_FAILED] += 1
         w[_PROGRESS] += 1

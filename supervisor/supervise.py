@@ -22,15 +22,16 @@ import structlog
 from supervisor import child, judgement, policy
 from supervisor.drain import Drain
 from supervisor.herd import Herd, Process
-from supervisor.linux import become_subreaper, children, thread_count
+from supervisor.linux import become_subreaper, children, has_terminal, thread_count
 from supervisor.notify import Notifier
 from supervisor.policy import SECOND_NS
 from supervisor.reap import kill_strays, reap_strangers, sweep
 from supervisor.rolling import Rolling
 from supervisor.roster import Roster
+from supervisor.showing import Showing
 from supervisor.signals import Inbox
 from supervisor.slot import Kind, SlotState
-from supervisor.slots import SlotTable
+from supervisor.slots import SlotsError, SlotTable
 
 __all__ = ["PoolSpec", "Tree", "run", "sweep"]
 
@@ -40,24 +41,26 @@ SUPERVISOR_STARTED: Final = "supervisor_started"
 SUPERVISOR_READY: Final = "supervisor_ready"
 SUPERVISOR_STOPPED: Final = "supervisor_stopped"
 SUPERVISOR_GAVE_UP: Final = "supervisor_gave_up"
+SUPERVISOR_TROUBLE: Final = "supervisor_trouble"
 SIGNAL_RECEIVED: Final = "signal_received"
 SIGNAL_REFUSED: Final = "signal_refused"
-PROCESS_STATUS: Final = "process_status"
-PROCESS_STACKS: Final = "process_stacks"
 HOST_SLEPT: Final = "host_slept"
 STRANGERS_REAPED: Final = "strangers_reaped"
 
 BUSY_WAIT_SECONDS: Final = 0.25
 IDLE_WAIT_SECONDS: Final = 1.0
-STACKS_SECONDS: Final = 0.3
-"""From USR2 to the processes until their stacks are read and logged."""
-STACK_FILE_BYTES_MAX: Final = 256 * 1024
+TROUBLE_WAIT_SECONDS: Final = 0.25
+TROUBLE_SECONDS_MAX: Final = 60.0
+"""For so long the loop goes on without one whole turn, as when there are no descriptors left."""
 BURY_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolSpec:
-    """A pool as configured. `main` runs in each worker and returns its exit code."""
+    """A pool as configured. `main` runs in each worker and returns its exit code.
+
+    `boot_seconds` is how long a first boot may take; None: as long as the tree says.
+    """
 
     name: str
     processes: int
@@ -66,6 +69,7 @@ class PoolSpec:
     max_rss_bytes: int | None = None
     max_age_seconds: float | None = None
     on_crash_loop: str = "exit"
+    boot_seconds: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +131,9 @@ class Supervisor:
         self._inherited = set(children())
         self._last_int_ns = 0
         self._ints = 0
-        self._stacks_at_ns: int | None = None
+        self.showing = Showing(self.herd)
+        self._signals: list[int] = []
+        self._trouble_since_ns: int | None = None
         self._watchdog_at_ns = 0
         self._judge_from_ns = 0
 
@@ -157,18 +163,42 @@ class Supervisor:
                     self.herd.wake_keeper()  # it renews leases before anyone is judged
                     self._judge_from_ns = now_ns + int(judgement.HOLD_OFF_SECONDS * SECOND_NS)
                 self.table.tick(now_ns, max(0, now_ns - before_ns - planned_ns))
-                if self._turn({fd for fd, _ in events}, now_ns):
+                if self._take_turn({fd for fd, _ in events}, now_ns):
                     return self._result()
                 before_ns = now_ns  # a sleep in the middle of a turn is one too
                 wait_seconds = self._wait_seconds()
+        except Exception as error:
+            # Workers die with us, so the code must say that nobody asked for it.
+            log.error(SUPERVISOR_GAVE_UP, exit_code=policy.EXIT_GAVE_UP, error=str(error),
+                      exc_info=True)  # fmt: skip
+            self.exit_code = policy.EXIT_GAVE_UP
+            return self._result()
         finally:
             self._close()
+
+    def _take_turn(self, readable: set[int], now_ns: int) -> bool:
+        """Turn once; a host that refuses us something for a while does not end the tree."""
+        try:
+            over = self._turn(readable, now_ns)
+        except (OSError, SlotsError) as error:
+            if self._trouble_since_ns is None:
+                self._trouble_since_ns = now_ns
+                log.error(SUPERVISOR_TROUBLE, error=str(error), exc_info=True)
+            if now_ns - self._trouble_since_ns >= TROUBLE_SECONDS_MAX * SECOND_NS:
+                raise
+            self.herd.due(now_ns + int(TROUBLE_WAIT_SECONDS * SECOND_NS))
+            # What made the epoll readable still does: without a pause this would spin.
+            time.sleep(TROUBLE_WAIT_SECONDS)
+            return False
+        self._trouble_since_ns = None
+        return over
 
     def _turn(self, readable: set[int], now_ns: int) -> bool:
         self.herd.deadlines = []
         self.herd.clear_news(readable)
-        for signum in self.inbox.read():
-            self._on_signal(signum, now_ns)
+        self._signals += self.inbox.read()
+        while self._signals:  # one by one: those after one that fails are kept for the next turn
+            self._on_signal(self._signals.pop(0), now_ns)
         for fd in readable & set(self.herd.processes):
             self._on_death(self.herd.processes[fd], now_ns)
         strangers = reap_strangers(self._is_ours, lambda pid: self._on_own_death(pid, now_ns))
@@ -176,7 +206,7 @@ class Supervisor:
             log.info(STRANGERS_REAPED, number=strangers)
         self.herd.sample(now_ns)
         self._look(now_ns)
-        self._show_stacks(now_ns)
+        self.showing.turn(now_ns)
         self._watchdog(now_ns)
         if not self.drain.active:
             self._give_up(now_ns)
@@ -252,7 +282,7 @@ class Supervisor:
             case signal.SIGUSR1:
                 self._reopen_logs()
             case signal.SIGUSR2:
-                self._show_status(now_ns)
+                self.showing.begin(now_ns)
             case _:
                 pass
 
@@ -275,33 +305,6 @@ class Supervisor:
         for process in self.herd.processes.values():
             self.herd.send(process, signal.SIGUSR1)
 
-    def _show_status(self, now_ns: int) -> None:
-        """Log a line for everyone, and have all write their stacks."""
-        for process in self.herd.processes.values():
-            slot = process.slot
-            log.info(
-                PROCESS_STATUS, process=process.seat.name, pid=process.pid, slot=slot.index,
-                state=slot.state.name, state_seconds=(now_ns - slot.entered_ns) / SECOND_NS,
-                job=slot.job or None, jobs_done=slot.jobs_done, jobs_failed=slot.jobs_failed,
-                rss_bytes=slot.rss_bytes,
-            )  # fmt: skip
-            with contextlib.suppress(OSError):
-                if os.stat(slot.stack_path).st_size > STACK_FILE_BYTES_MAX:
-                    slot.clear_stack()
-            self.herd.send(process, signal.SIGUSR2)  # masked in a child until it has a handler
-        self._stacks_at_ns = now_ns + int(STACKS_SECONDS * SECOND_NS)
-
-    def _show_stacks(self, now_ns: int) -> None:
-        if self._stacks_at_ns is None:
-            return
-        if now_ns < self._stacks_at_ns:
-            self.herd.due(self._stacks_at_ns)
-            return
-        self._stacks_at_ns = None
-        for process in self.herd.processes.values():
-            stacks = process.slot.stack_text()
-            log.info(PROCESS_STACKS, process=process.seat.name, pid=process.pid, stacks=stacks)
-
     # ---- judgement --------------------------------------------------------------------
 
     def _look(self, now_ns: int) -> None:
@@ -318,7 +321,7 @@ class Supervisor:
                     self.herd.due(process.rung_at_ns)
             elif now_ns >= self._judge_from_ns and process.rung == 0:
                 self._judge(process, now_ns)
-        if not self.table.ready and self._is_up():
+        if not self.table.ready and not self.drain.active and self._is_up():
             self.table.ready = True
             self.notifier.send(READY=1, STATUS="running")
             log.info(SUPERVISOR_READY)
@@ -331,7 +334,9 @@ class Supervisor:
     def _judge(self, process: Process, now_ns: int) -> None:
         seat = process.seat
         limits = judgement.Limits(
-            boot_ns=policy.boot_limit_ns(self.tree.boot_seconds, seat.history.boots),
+            boot_ns=policy.boot_limit_ns(
+                seat.squad.limits.boot_seconds or self.tree.boot_seconds, seat.history.boots
+            ),
             max_rss_bytes=seat.squad.limits.max_rss_bytes,
         )
         verdict = judgement.judge(self.herd.facts(process), now_ns, limits)
@@ -362,12 +367,15 @@ class Supervisor:
         """Leave nothing behind: no process, no descriptor; the instance lock is given up last."""
         for process in list(self.herd.processes.values()):
             self.herd.send(process, signal.SIGKILL, group=True)
-            if self.herd.wait_for_end(process, BURY_SECONDS):
-                self.herd.bury(process, time.monotonic_ns())
+            with contextlib.suppress(OSError):  # it is dead; without descriptors less is recorded
+                if self.herd.wait_for_end(process, BURY_SECONDS):
+                    self.herd.bury(process, time.monotonic_ns())
         if self.rolling.trial is not None:
             self.rolling.trial.kill()
             self.rolling.trial.finish()
-        leaked = kill_strays(lambda pid: self._is_ours(pid) or pid in self._inherited)
+        leaked = 0
+        with contextlib.suppress(OSError):
+            leaked = kill_strays(lambda pid: self._is_ours(pid) or pid in self._inherited)
         self.table.leaked += leaked
         self.inbox.close()
         self.herd.close()
@@ -383,12 +391,3 @@ def asleep() -> int:
     if clock is None:
         return 0
     return time.clock_gettime_ns(clock) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-
-def has_terminal() -> bool:
-    """Say whether this process has a controlling terminal, which sends HUP when it goes."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True

@@ -25,7 +25,7 @@ from queue_core.errors import DatabaseError, QueueBusy, QueueError
 from queue_core.job import Claim, Claimed, Outcome, Settlement, Stale, State
 from queue_core.queue import LEASE_SECONDS_DEFAULT, open_engine
 from queue_core.retry import Done, Interrupted, Result, Retry, settle
-from supervisor import handlers, telling, tracing
+from supervisor import deaths, handlers, logs, telling, tracing
 from supervisor.child import Child, JobInterrupted, SoftTimeout
 from supervisor.policy import EXIT_CONFIG, EXIT_OK, EXIT_UNAVAILABLE
 from supervisor.settings import PoolSettings, Settings
@@ -61,6 +61,7 @@ def main(child: Child, settings: Settings, pool: str) -> int:
     # The collector writes to every object it looks at, which would make pages shared with the
     # supervisor our own: measured, 24 MB of PSS for an idle worker instead of 16.
     gc.freeze()
+    logs.keep_last(child.slot.lines_path)
     try:
         registry = handlers.load(settings)
     except handlers.HandlerError as error:
@@ -201,7 +202,8 @@ class Worker:
         if not isinstance(error, DatabaseError | QueueBusy):
             raise error
         self._trouble += 1
-        self._slot.enter(SlotState.IDLE)
+        if self._slot.ready_ns:
+            self._slot.enter(SlotState.IDLE)  # else it is not READY: it never reached the database
         pause = min(TROUBLE_SECONDS_MAX, 0.1 * 2 ** min(self._trouble, 10))
         self._doze(pause)
 
@@ -297,11 +299,11 @@ class Worker:
                         signal.setitimer(signal.ITIMER_REAL, 0)
         except JobInterrupted:
             interrupted = Interrupted(error="interrupted: the supervisor is shutting down")
-            return interrupted if result is None else result
+            result = interrupted if result is None else result
         except SoftTimeout:
             late = Retry(error=f"soft timeout after {soft} s", outcome=Outcome.TIMED_OUT)
-            return late if result is None else result
-        return result
+            result = late if result is None else result
+        return result if type(result) is Done else deaths.of_interrupted(self._slot, result)
 
     def _learn(self, duration_us: int) -> None:
         seconds = duration_us / 1_000_000

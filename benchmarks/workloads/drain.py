@@ -57,13 +57,13 @@ def bare(options: Options, processes: int) -> dict[str, Any]:
 
 def run(options: Options) -> dict[str, Any]:
     """Run all rounds."""
-    runs = {}
+    runs, counts = {}, (2,) if options.quick else WORKERS
     for contender in options.contenders():
-        for workers in WORKERS if contender is HERDSMAN else (2,):
+        for workers in counts if contender is HERDSMAN else (2,):
             name = f"{contender.name}, {workers} worker{'s' * (workers > 1)}"
             name = name if contender is HERDSMAN else contender.name
             runs[name] = functools.partial(once, options, contender, workers)
-    for processes in WORKERS:
+    for processes in counts:
         name = f"bare limit, {processes} process{'es' * (processes > 1)}"
         runs[name] = functools.partial(bare, options, processes)
     return {"contenders": interleave(options, runs)}

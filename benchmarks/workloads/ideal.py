@@ -51,7 +51,7 @@ def run(options: Options) -> dict[str, Any]:
     """Run all rounds for each kind and length; peers only at 10 ms."""
     found: dict[str, Rounds] = {}
     for kind in KINDS:
-        for milliseconds in MILLISECONDS:
+        for milliseconds in (10,) if options.quick else MILLISECONDS:
             more = {"ms": milliseconds, "loops": tasks.loops_for(milliseconds / 1000)}
             runs: dict[str, Any] = {IDEAL: functools.partial(bare_loop, options, kind, more)}
             for contender in options.contenders():

@@ -68,6 +68,9 @@ def serve(settings: Settings) -> int:
             output.say(f"herdsman: {line}")
         lock.close()
         return code
+    if not settings.handlers:
+        what = settings.path or "no configuration file was read"
+        output.say(f"herdsman: no handlers ({what}): jobs will wait until --config names some")
     try:
         return _supervise(settings, lock.fileno())
     except (SlotsError, RuntimeError) as error:
@@ -137,6 +140,7 @@ def tree(settings: Settings, table: SlotTable, lock_fd: int) -> Tree:
                 max_rss_bytes=pool.max_memory_bytes,
                 max_age_seconds=pool.max_age_seconds,
                 on_crash_loop=pool.on_crash_loop,
+                boot_seconds=pool.boot_timeout_seconds,
             )
             for name, pool in settings.pools.items()
         ],

@@ -136,3 +136,178 @@ def test_each_of_200_killed_jobs_runs_again_in_under_a_second(service: Maker) ->
     print(told, f"crash loop {pool(tree).crash_loop}", file=sys.stderr)
     assert worst_ms < 1000, f"{told}: {waits_us}"
     assert tree.stop() == 0
+
+
+# ---- the death of the supervisor ----------------------------------------------------------
+
+
+def groups(leaders: set[int]) -> set[int]:
+    """Return the living processes of these process groups."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) in leaders and fields[0] not in "ZX":
+                found.add(int(name))
+    return found
+
+
+@contextlib.contextmanager
+def write_lock(tree: Service) -> Iterator[None]:
+    """Keep everyone else from writing to the database."""
+    descriptor = os.open(f"{tree.database}.lock", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def worker_in(tree: Service, state: SlotState) -> int:
+    """Wait until a worker is in a state; return its pid."""
+    return wait_until(
+        lambda: next(
+            (s.pid for s in tree.slots() if s.kind is Kind.WORKER and s.state is state), 0
+        ),
+        what=f"a worker is in {state.name}",
+    )
+
+
+@contextlib.contextmanager
+def held_in(tree: Service, state: SlotState) -> Iterator[int]:
+    """Start a service and hold its worker in a state; yield the pid."""
+    with contextlib.ExitStack() as stack:
+        if state is SlotState.BOOT:
+            (tree.folder / "slow_boot").touch()
+            tree.start()
+            wait_until(lambda: tree.pid_of(Kind.KEEPER) and tree.notes("child"))
+        else:
+            tree.started()
+        if state is SlotState.CLAIM:
+            pid = worker_in(tree, SlotState.IDLE)
+            os.kill(pid, signal.SIGSTOP)
+            tree.queue().put("nothing")
+            stack.enter_context(write_lock(tree))
+            os.kill(pid, signal.SIGCONT)
+        elif state in (SlotState.RUN, SlotState.SETTLE):
+            job_id = tree.queue().put("wait go")
+            wait_until(lambda: tree.running(job_id))
+            if state is SlotState.SETTLE:
+                stack.enter_context(write_lock(tree))
+                tree.make("go")
+        elif state is SlotState.EXIT:
+            job_id = tree.queue().put("block_output")
+            wait_until(lambda: tree.done(job_id))
+            os.kill(worker_in(tree, SlotState.IDLE), signal.SIGTERM)
+        yield worker_in(tree, state)
+
+
+@pytest.mark.parametrize("state", ["BOOT", "IDLE", "CLAIM", "RUN", "SETTLE", "EXIT"])
+def test_a_killed_supervisor_leaves_no_process_of_any_group_whatever_its_worker_does(
+    service: Maker, state: str
+) -> None:
+    """Two seconds later the worker and what it started are gone, even with the database locked."""
+    tree = service()
+    teach(tree, FAMILY)
+    with held_in(tree, SlotState[state]) as pid:
+        child = next(int(words[1]) for words in tree.notes("child") if int(words[0]) == pid)
+        leaders = {int(words[0]) for words in tree.notes("child")}
+        assert {pid, child} <= groups(leaders)
+        assert worker_in(tree, SlotState[state]) == pid, "it was not held"
+        tree.send(signal.SIGKILL)
+        wait_until(lambda: groups(leaders) == set(), timeout_seconds=2)
+    assert tree.wait() == -signal.SIGKILL
+    wait_until(lambda: tree.all_processes() == [], what="the keeper has left too")
+
+
+# ---- signals, recycles, a long drain ------------------------------------------------------
+
+
+def test_a_thousand_signals_during_heavy_logging_leave_a_healthy_service(service: Maker) -> None:
+    """Every job is done once, no line of the log is torn, and a stop is as clean as ever."""
+    tree = service(processes=2, web=True)
+    teach(tree, TALKS)
+    tree.started()
+    queue = tree.queue()
+    wait_until(lambda: tree.get("readyz")[0] == 200)
+    chance = random.Random(4)
+    storm = [signal.SIGHUP] * 4
+    storm += chance.choices(
+        [signal.SIGWINCH, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2], [4, 4, 2, 1], k=936
+    )
+    chance.shuffle(storm)
+    for at in sorted(chance.sample(range(len(storm)), 30), reverse=True):
+        storm[at:at] = [signal.SIGTTIN, signal.SIGTTOU]
+    assert len(storm) == SIGNALS
+    jobs = []
+    for number, signum in enumerate(storm):
+        if number % 10 == 0:
+            jobs += queue.put_many(["talk 20"] * 4)
+        tree.send(signum)
+        time.sleep(0.004)  # apart, so that the kernel does not merge them
+
+    wait_until(lambda: tree.done(*jobs), timeout_seconds=60)
+    wait_until(lambda: len(tree.events("reload_finished")) >= 1)
+    wait_until(lambda: len(tree.workers()) == 2 and len(tree.slots()) == 4)
+    wait_until(lambda: tree.get("readyz")[0] == 200)
+    heard = len(tree.events("signal_received"))
+    print(f"{heard} of {SIGNALS} signals were told apart", file=sys.stderr)
+    assert {tree.runs()[job_id] for job_id in jobs} == {1}
+    assert {tuple(tree.outcomes(job_id)) for job_id in jobs} == {("succeeded",)}
+    assert tree.events("pool_crash_loop") == tree.events("reload_failed") == []
+    assert tree.stop() == 0
+    assert tree.rows()["claimed"] == 0
+    assert tree.all_processes() == []
+
+
+def test_a_thousand_recycles_cost_the_supervisor_no_descriptor_and_no_memory(
+    host: HostMaker,
+) -> None:
+    """It is as large after them as before, and has no zombie."""
+    tree = host(pools=[["a", 3, {"max_jobs": 1}]]).started()
+    recycled = 0
+
+    def recycle(number: int) -> None:
+        nonlocal recycled
+        recycled += number
+        began = time.monotonic()
+        while tree.table.pools["a"].exits(code_of(Cause.RECYCLE)) < recycled:
+            assert time.monotonic() - began < 90, "recycling has stopped"
+            if len(os.listdir(tree.folder / "jobs")) < 20:
+                tree.put(*["sleep 0.005"] * 20)
+            time.sleep(0.02)
+
+    def size() -> tuple[int, int]:
+        rollup = Path(f"/proc/{tree.pid}/smaps_rollup").read_text()
+        kilobytes = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Rss:"))
+        return len(os.listdir(f"/proc/{tree.pid}/fd")), kilobytes
+
+    recycle(100)
+    descriptors, kilobytes = size()
+    began = time.monotonic()
+    recycle(RECYCLES)
+    seconds = time.monotonic() - began
+    print(f"{RECYCLES} recycles in {seconds:.1f} s; before {descriptors, kilobytes}, after {size()}",
+          file=sys.stderr)
+    assert tree.stop() == 0
+
+
+def test_a_drain_longer_than_a_lease_renews_it_until_the_job_is_settled(service: Maker) -> None:
+    """The keeper is there to the end: the job runs once, and its end counts."""
+    tree = service(grace="60s")
+    script = tree.folder / "short_leases.py"
+    script.write_text(SHORT_LEASES)
+    tree.prefix = (sys.executable, "-P", str(script))
+    tree.started()
+    job_id = tree.queue().put("wait go")
+    wait_until(lambda: tree.running(job_id))
+    began = time.monotonic()
+    tree.send(signal.SIGTERM)
+    wait_until(lambda: tree.events("supervisor_draining"))
+    wait_until(lambda: time.monotonic() - began > 2.5 * LEASE_SECONDS)
+    assert tree.running(job_id)
+    tree.make("go")
+    assert tree.wait() == 0
+    assert tree.outcomes(job_id) == ["succeeded"]
+    assert tree.runs()[job_id] == 1
+    assert tree.events("leases_reaped") == tree.events("claim_stale") == []

@@ -83,7 +83,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "fetch by id, and peek": (
         "engine/test_counts.py::test_a_job_is_found_in_every_state",
-        "engine/test_counts.py::test_peek_shows_the_oldest_without_claiming",
+        "engine/test_counts.py::test_peek_shows_what_would_be_claimed_next",
     ),
     "list what is in flight": ("engine/test_counts.py::test_jobs_of_a_state_are_listed_in_pages",),
     "counts, qsize, empty, full": (
