@@ -47,17 +47,23 @@ class SqliteBase:
         flush_finishes: bool = True,
         create: bool = True,
         network_filesystem: bool = False,
+        unsafe_sqlite: bool = False,
         via: Literal["library", "cli", "web", ""] = "library",
     ) -> None:
         """Name the file; it is opened when first used.
 
         `flush_finishes` False leaves the flush of acks to a keeper. `create`
         False refuses a file that is not there. `network_filesystem` True
-        allows one, where neither lock nor log can be trusted. `via` says in the
+        allows one, where neither lock nor log can be trusted. `lock` "off" (or
+        HERDSMAN_NO_FLOCK=1) is for file systems without flock; on a SQLite that
+        needs the lock to be safe it takes `unsafe_sqlite` (or
+        HERDSMAN_UNSAFE_SQLITE=1) as well. `via` says in the
         numbers who acts here; "" is upkeep, which no operator asked for.
         """
         if lock == "flock" and os.environ.get("HERDSMAN_NO_FLOCK") == "1":
             lock = "off"
+        self._unsafe = unsafe_sqlite or os.environ.get("HERDSMAN_UNSAFE_SQLITE") == "1"
+        self._unlocked = lock == "off"
         self.path = Path(os.path.realpath(path))
         self.clock: Clock = clock or SystemClock()
         self._create = create
@@ -99,6 +105,13 @@ class SqliteBase:
         if not self._create and not self.path.exists():
             raise DatabaseUnavailable(
                 f"{self.path} does not exist; start 'herdsman run', or check the path"
+            )
+        version = sqlite3.sqlite_version_info
+        if self._unlocked and not self._unsafe and sqlite_schema.has_wal_reset_bug(version):
+            raise DatabaseUnavailable(
+                f"{self.path}: SQLite {sqlite3.sqlite_version} can damage a log that two "
+                "processes reset at once, which the lock prevents; keep it, use SQLite 3.51.3 "
+                "or later, or allow this by name with unsafe_sqlite=True"
             )
         kind = filesystem_type(self.path.parent)
         if kind in NETWORK_FILESYSTEMS and not self._network:

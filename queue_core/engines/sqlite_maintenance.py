@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from queue_core.engines import sqlite_backup, sqlite_import, sqlite_reads
+from queue_core.engines import sqlite_backup, sqlite_import, sqlite_reads, sqlite_schema
 from queue_core.engines.sql import SQL
 from queue_core.engines.sqlite_base import SqliteBase
 from queue_core.engines.sqlite_file import SqliteFile
@@ -201,7 +201,7 @@ class SqliteMaintenance(SqliteBase):
                 taken_us=whole.taken_us,
                 path=self.path,
                 sqlite_version=sqlite3.sqlite_version,
-                wal_reset_bug=has_wal_reset_bug(sqlite3.sqlite_version_info),
+                wal_reset_bug=sqlite_schema.has_wal_reset_bug(sqlite3.sqlite_version_info),
                 schema_version=schema,
                 journal_mode=journal,
                 durability=self._file.durability,
@@ -283,18 +283,6 @@ class SqliteMaintenance(SqliteBase):
         if not outcome:
             raise QueueError(f"{self.path}: the work ended without a result")
         return outcome[0]
-
-
-def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
-    """Whether a SQLite version can corrupt a database when its log starts again.
-
-    Versions 3.7.0 to 3.51.2 have that bug, save 3.44.6 and 3.50.7 and their successors of the
-    same line (SQLite release notes for 3.51.3).
-    """
-    if not (3, 7, 0) <= version < (3, 51, 3):
-        return False
-    fixed = {(3, 44): 6, (3, 50): 7}.get((version[0], version[1]))
-    return fixed is None or version[2] < fixed
 
 
 def _file_bytes(path: Path) -> int:

@@ -126,3 +126,15 @@ def _boot_of(lock: Path) -> str:
         return str(json.loads(lock.read_text(encoding="utf-8")).get("boot", ""))
     except (OSError, ValueError, AttributeError):
         return ""
+
+
+def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
+    """Whether a SQLite version can corrupt a database when its log starts again.
+
+    Versions 3.7.0 to 3.51.2 have that bug, save 3.44.6 and 3.50.7 and their successors of the
+    same line (SQLite release notes for 3.51.3).
+    """
+    if not (3, 7, 0) <= version < (3, 51, 3):
+        return False
+    fixed = {(3, 44): 6, (3, 50): 7}.get((version[0], version[1]))
+    return fixed is None or version[2] < fixed

@@ -30,7 +30,7 @@ from queue_core import (
 )
 from queue_core.engines import sqlite_backup
 from queue_core.engines.sqlite import SqliteEngine
-from queue_core.engines.sqlite_maintenance import has_wal_reset_bug
+from queue_core.engines.sqlite_schema import has_wal_reset_bug
 from queue_core.upkeep import PROBLEMS_MAX, ImportJob, Upkeep
 from tests.conftest import wait_until
 

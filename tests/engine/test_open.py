@@ -145,9 +145,27 @@ def test_the_lock_can_be_left_out(
     """A filesystem without flock still has SQLite's own lock."""
     if way == "environment":
         monkeypatch.setenv("HERDSMAN_NO_FLOCK", "1")
-    engine = SqliteEngine(database, lock="off" if way == "option" else "flock")
+        monkeypatch.setenv("HERDSMAN_UNSAFE_SQLITE", "1")
+    by_option = way == "option"
+    engine = SqliteEngine(database, lock="off" if by_option else "flock", unsafe_sqlite=by_option)
     put(engine)
     assert not Path(f"{database}.lock").exists()
+    engine.close()
+
+
+@pytest.mark.parametrize("version", [(3, 40, 1), (3, 51, 3)])
+def test_a_sqlite_that_needs_the_lock_keeps_it(
+    database: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int]
+) -> None:
+    """Without it two processes could damage the log; a newer SQLite does not need it so."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    engine = SqliteEngine(database, lock="off")
+    if version < (3, 51, 3):
+        with pytest.raises(DatabaseUnavailable, match="allow this by name"):
+            put(engine)
+        assert not database.exists()
+    else:
+        put(engine)
     engine.close()
 
 

@@ -191,7 +191,7 @@ class Life(RuleBasedStateMachine):
     def open(self) -> None:
         """Open the engine as a process of this boot does."""
         self.engine: Engine = self.kind.open(
-            self.path, clock=self.clock, durability="normal", lock="off"
+            self.path, clock=self.clock, durability="normal", lock="off", unsafe_sqlite=True
         )
         self.holder = self.engine.hold(Holder(worker="model/0"))
 

@@ -210,6 +210,23 @@ def test_each_kill_of_the_kernel_explains_one_death(tmp_path: Path, before: str)
     assert [counter.grew() for _ in range(3)] == [True, True, False]
 
 
+def test_a_kill_of_some_seconds_ago_explains_no_death_of_now(tmp_path: Path) -> None:
+    """The kernel may have killed something of ours that nobody waited for, or of another."""
+    path = tmp_path / "counter"
+    path.write_text("oom_kill 2\n")
+    counter = OomCounter(str(path))
+    path.write_text("oom_kill 3\n")
+    for second in range(3):
+        counter.note(second * 1_000_000_000)
+    assert counter.grew(), "a kill of a moment ago"
+    path.write_text("oom_kill 4\n")
+    for second in range(3, 10):
+        counter.note(second * 1_000_000_000)
+    assert not counter.grew()
+    path.write_text("oom_kill 5\n")
+    assert [counter.grew() for _ in range(2)] == [True, False]
+
+
 def test_there_is_a_counter_of_kills_on_this_host() -> None:
     """Of our control group, or of the whole host."""
     assert not OomCounter().grew()

@@ -204,10 +204,16 @@ def test_usr2_shows_stacks_even_of_a_job_that_holds_the_interpreter(host: HostMa
     running(tree, "hold_gil 600")
     tree.send(signal.SIGUSR2)
     stacks = wait_until(
-        lambda: {one["process"]: one["stacks"] for one in tree.events("process_stacks")}
+        lambda: (
+            (found := {one["process"]: one["stacks"] for one in tree.events("process_stacks")})
+            and len(found) == 3
+            and found
+        )
     )
     assert "in _hold_gil" in stacks["a/0"]
     assert "in main" in stacks["keeper"]
+    assert "in _on_signal" in stacks["supervisor"]
+    assert tree.output() == "", "a stack was written beside the log"
     status = {one["process"]: one for one in tree.events("process_status")}
     assert status["a/0"]["state"] == "RUN"
     assert len(tree.workers()) == 1

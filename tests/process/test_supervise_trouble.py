@@ -1,0 +1,96 @@
+"""A host that refuses things for a while, and signals that meet each other."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+from pathlib import Path
+
+from tests.conftest import wait_until
+from tests.process.conftest import HostMaker
+
+FAST = {"supervisor.policy.BACKOFF_BASE_SECONDS": 0.02, "supervisor.judgement.ABRT_SECONDS": 0.2}
+
+
+def limit_descriptors(pid: int, number: int) -> int:
+    """Let a process open no descriptor over a number; return the limit before."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (number, hard))
+    return soft
+
+
+def test_a_supervisor_out_of_descriptors_goes_on_once_there_are_some(host: HostMaker) -> None:
+    """It says so once, keeps who lives, and replaces who died when it can."""
+    tree = host().started()
+    victim = tree.workers()["a/0"]
+    sibling = tree.workers()["a/1"]
+    before = limit_descriptors(tree.pid, 4)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: tree.events("supervisor_trouble"))
+    (job,) = tree.put("sleep 0.6")
+    wait_until(lambda: tree.names("done") == [job], what="the sibling works on")
+    limit_descriptors(tree.pid, before)
+    wait_until(lambda: tree.workers().get("a/0", victim) != victim)
+    assert tree.workers()["a/1"] == sibling
+    assert len(tree.events("supervisor_trouble")) == 1
+    assert tree.stop() == 0
+
+
+def test_a_supervisor_that_can_do_nothing_for_long_gives_up_and_leaves_nobody(
+    host: HostMaker,
+) -> None:
+    """70, which its last line says too."""
+    tree = host(constants={"supervisor.supervise.TROUBLE_SECONDS_MAX": 0.5}).started()
+    limit_descriptors(tree.pid, 4)
+    os.kill(tree.workers()["a/0"], signal.SIGKILL)
+    assert tree.wait() == 70
+    assert [event["exit_code"] for event in tree.events("supervisor_stopped")] == [70]
+    assert [event["exit_code"] for event in tree.events("supervisor_gave_up")] == [70]
+    wait_until(lambda: tree.all_processes() == [])
+
+
+def test_a_term_while_a_reload_is_tried_ends_the_reload_too(
+    host: HostMaker, tmp_path: Path
+) -> None:
+    """Nothing is started for it, and READY is not said after STOPPING."""
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(address))
+        server.settimeout(10)
+        tree = host(constants=FAST)
+        (tree.folder / "validate").write_text("sleep 0.5")
+        tree.start(NOTIFY_SOCKET=str(address))
+        wait_until(lambda: len(tree.workers()) == 2)
+        boots = tree.boots()
+        tree.put("sleep 1.5")
+        wait_until(lambda: tree.running(1))
+        tree.send(signal.SIGHUP)
+        wait_until(lambda: tree.events("reload_started"))
+        tree.send(signal.SIGTERM)
+        assert tree.wait() == 0
+        server.setblocking(False)
+        heard = []
+        while True:
+            try:
+                heard.append(server.recv(4096).decode())
+            except BlockingIOError:
+                break
+    stopping = next(at for at, one in enumerate(heard) if one.startswith("STOPPING=1"))
+    assert [one for one in heard[stopping:] if "READY=1" in one] == []
+    assert tree.events("reload_finished") == tree.events("reload_failed") == []
+    assert tree.boots() == boots
+    assert tree.names("done") == [1]
+
+
+def test_each_pool_has_its_own_boot_limit(host: HostMaker) -> None:
+    """The short one of a pool is not stretched by the long one of another."""
+    pools = [["a", 1, {"boot_seconds": 0.3}], ["b", 1, {"boot_seconds": 60}]]
+    tree = host(pools=pools, constants=FAST)
+    (tree.folder / "boot").write_text("sleep 600")
+    tree.start()
+    death = wait_until(lambda: tree.deaths())[0]
+    assert (death["name"], death["cause"]) == ("a/0", "boot")
+    assert {one["name"] for one in tree.deaths()} == {"a/0"}
+    assert [slot.name for slot in tree.slots() if slot.name == "b/0"] == ["b/0"]
