@@ -50,6 +50,10 @@ class Job:
     lease: int = 0
     expires: int | None = None
     finished: int = 0
+    tree_deaths: int = 0
+    suspect: bool = False
+    waits: bool = False
+    """A suspect that may not run yet, because another does."""
 
 
 @dataclass
@@ -108,7 +112,7 @@ class Model:
         found: list[Job] = []
         for name in queues:
             if not self.queues[name].paused:
-                ready = self.of(name, State.READY)
+                ready = [job for job in self.of(name, State.READY) if not job.waits]
                 found += sorted(ready, key=lambda job: (-job.priority, job.order))
         return found
 
@@ -120,6 +124,18 @@ class Model:
         if ttl is not None and held is not None and held[0] == job.id:
             self.keys[(job.queue, job.key or "")] = (*held[:2], job.finished + ttl)
         self.count(job, total)
+
+    def let_a_suspect_run(self) -> None:
+        """Let the oldest suspect run, unless one does or is about to."""
+        suspects = [job for job in self.jobs.values() if job.suspect]
+        waiting = [job for job in suspects if job.state is State.READY and job.waits]
+        busy = [
+            job
+            for job in suspects
+            if job.state is State.CLAIMED or (job.state is State.READY and not job.waits)
+        ]
+        if waiting and not busy:
+            min(waiting, key=lambda job: job.id).waits = False
 
     def settle(self, word: Settlement) -> Stale | Settled:
         """Carry out a settlement, or refuse it."""
@@ -133,6 +149,8 @@ class Model:
             self.end(job, State.DEAD, "jobs_finished_total:dead")
         else:
             job.state, job.due = word.to, self.clock.wall_us() + word.delay_us
+            if word.charge:  # what has started does not expire, and stands at the end
+                job.expires, job.order = None, next(self.order)
         return Settled(claim=word.claim, state=word.to)
 
     def remove(self, job: Job) -> None:
@@ -382,6 +400,7 @@ class Life(RuleBasedStateMachine):
             if job.due <= now
         ]
         assert self.engine.promote(limit) == min(limit, len(due))
+        self.model.let_a_suspect_run()
         for job in due[:limit]:
             job.state, job.order = State.READY, next(self.model.order)
         for job in due:
@@ -423,6 +442,7 @@ class Life(RuleBasedStateMachine):
         assert self.engine.replay(None, ids) == len(dead)
         for job in dead:
             job.state, job.attempts, job.expires = State.READY, 0, None
+            job.tree_deaths, job.suspect, job.waits = 0, False, False
             job.order = next(self.model.order)
             held = self.model.keys.get((job.queue, job.key or ""))
             if held is not None and held[0] == job.id:
@@ -494,6 +514,9 @@ class Life(RuleBasedStateMachine):
             for job in self.model.jobs.values():
                 if job.state is State.CLAIMED:
                     job.state = State.READY
+                    job.tree_deaths += 1
+                    job.waits = job.tree_deaths >= 3
+                    job.suspect = job.suspect or job.waits
         self.open()
 
     # --- what must hold after every step

@@ -23,7 +23,7 @@ MORE_HANDLERS = '''
 import logging
 import sys
 
-EAT = "block = bytearray(200 << 20); block[::4096] = b'x' * len(block[::4096]); input()"
+EAT = "import time; b = bytearray(200 << 20); b[::4096] = b'x' * len(b[::4096]); time.sleep(60)"
 
 
 def eat():
@@ -36,7 +36,7 @@ def eat():
 
 def have_eaten():
     """Have a program use as much, and wait for it."""
-    subprocess.run([sys.executable, "-c", EAT], stdin=subprocess.PIPE)
+    subprocess.run([sys.executable, "-c", EAT])
     time.sleep(60)
 
 
@@ -75,7 +75,7 @@ def test_a_job_over_the_memory_limit_is_charged_until_it_is_poison(
     tree = service('max_memory = "70MB"\n', max_attempts=50).started()
     queue = tree.queue()
     glutton = queue.put(meal)
-    wait_until(lambda: tree.state(glutton) is State.DEAD, seconds=30)
+    wait_until(lambda: tree.state(glutton) is State.DEAD, timeout_seconds=30)
     job = tree.job(glutton)
     assert (job.reason, job.deaths, tree.outcomes(glutton)) == ("poison", 3, ["crashed"] * 3)
     assert {attempt.cause for attempt in job.ledger} == {"memory"}

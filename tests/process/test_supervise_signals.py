@@ -153,7 +153,7 @@ def test_a_worker_ignores_int_and_hup(host: HostMaker) -> None:
         os.kill(pid, signal.SIGHUP)
     wait_until(lambda: tree.names("done") == [job])
     assert tree.workers() == {"a/0": pid}
-    ignored = int(_status(pid, "SigIgn"), 16)
+    ignored = int(_status(pid, "SigIgn"), 16) & 0x7FFFFFFF  # the others are the C library's
     # What Python itself ignores, and resets in programs it executes.
     assert ignored == 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
     assert int(_status(pid, "SigBlk"), 16) == 0

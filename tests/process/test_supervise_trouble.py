@@ -14,10 +14,16 @@ from tests.process.conftest import HostMaker
 FAST = {"supervisor.policy.BACKOFF_BASE_SECONDS": 0.02, "supervisor.judgement.ABRT_SECONDS": 0.2}
 
 
-def limit_descriptors(pid: int, number: int) -> int:
-    """Let a process open no descriptor over a number; return the limit before."""
+def take_descriptors(pid: int) -> int:
+    """Let a process open no descriptor until it closes one; return the limit before."""
+
+    def lowest_free() -> int:
+        taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        return next(number for number in range(len(taken) + 1) if number not in taken)
+
+    free = min(lowest_free() for _ in range(50))  # some are open for a moment only
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (number, hard))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, hard))
     return soft
 
 
@@ -26,12 +32,12 @@ def test_a_supervisor_out_of_descriptors_goes_on_once_there_are_some(host: HostM
     tree = host().started()
     victim = tree.workers()["a/0"]
     sibling = tree.workers()["a/1"]
-    before = limit_descriptors(tree.pid, 4)
+    before = take_descriptors(tree.pid)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: tree.events("supervisor_trouble"))
     (job,) = tree.put("sleep 0.6")
     wait_until(lambda: tree.names("done") == [job], what="the sibling works on")
-    limit_descriptors(tree.pid, before)
+    resource.prlimit(tree.pid, resource.RLIMIT_NOFILE, (before, before))
     wait_until(lambda: tree.workers().get("a/0", victim) != victim)
     assert tree.workers()["a/1"] == sibling
     assert len(tree.events("supervisor_trouble")) == 1
@@ -43,7 +49,7 @@ def test_a_supervisor_that_can_do_nothing_for_long_gives_up_and_leaves_nobody(
 ) -> None:
     """70, which its last line says too."""
     tree = host(constants={"supervisor.supervise.TROUBLE_SECONDS_MAX": 0.5}).started()
-    limit_descriptors(tree.pid, 4)
+    take_descriptors(tree.pid)
     os.kill(tree.workers()["a/0"], signal.SIGKILL)
     assert tree.wait() == 70
     assert [event["exit_code"] for event in tree.events("supervisor_stopped")] == [70]
