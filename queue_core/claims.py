@@ -65,6 +65,7 @@ class Claiming(Tended[T]):
     def get_many(self, limit: int, *, timeout: float | None = 0) -> list[Job[T]]:
         """Claim up to `limit` jobs at once, as soon as there is one; see `get`."""
         limit = codec.whole("limit", limit, 1, BATCH_MAX)
+        codec.duration_us("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         queues = [self.name]
         if timeout != 0:

@@ -155,6 +155,8 @@ class Tended(Generic[T]):
 
     def find(self, job_id: int) -> Job[T] | None:
         """Return a job of this queue in whatever state, with its ledger; None if there is none."""
+        if not isinstance(job_id, int):
+            raise PayloadInvalid(f"a job's id is a whole number, not {job_id!r}")
         record = self._engine.find(job_id)
         if record is None or record.queue != self.name:
             return None
@@ -207,6 +209,8 @@ class Tended(Generic[T]):
         newest: bool,
         before: int | None,
     ) -> list[Job[T]]:
+        codec.whole("limit", limit, 0, 2**31 - 1)
+        codec.whole("after", after, 0, 2**63 - 1)
         if newest and after:
             raise PayloadInvalid("after= goes upwards from an id; with newest=True use before=")
         if before is not None and not newest:

@@ -129,6 +129,8 @@ def _death(slot: Slot, now_ns: int) -> LastDeath:
 
 def _person(table: SlotTable, slot: Slot, deaths: dict[str, LastDeath], now_ns: int) -> Person:
     state = slot.state
+    if not slot.ready_ns and state is SlotState.CLAIM:
+        state = SlotState.BOOT  # it has not reached the database yet
     running = state is SlotState.RUN and slot.kind is Kind.WORKER
     started_ns, hard_ns = slot.started_ns, slot.hard_deadline_ns
     shown = _STATES.get(state, WorkerState.IDLE)

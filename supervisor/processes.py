@@ -230,6 +230,8 @@ def attach_living(database: str, instance: str) -> SlotTable | None:
 
 def _worker(slot: Slot, pool: str, state: SlotState, now_ns: int, draining: bool) -> WorkerFacts:
     running = state is SlotState.RUN
+    if not slot.ready_ns and state is SlotState.CLAIM:
+        state = SlotState.BOOT  # it has not reached the database yet
     leaving = (draining or slot.retire) and state is not SlotState.BOOT
     return WorkerFacts(
         name=slot.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,21 @@ def test_peek_shows_what_would_be_claimed_next(database: Path) -> None:
         assert queue.peek().payload == "high"  # type: ignore[union-attr]
         assert queue.get(timeout=0).payload == "high"  # type: ignore[union-attr]
         assert queue.peek().payload == "low"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda queue: queue.find("1"),
+        lambda queue: queue.jobs(State.READY, limit="1"),
+        lambda queue: queue.dead(after=None),
+        lambda queue: queue.get(timeout="soon"),
+        lambda queue: queue.get_many(1, timeout=-1),
+    ],
+)
+def test_a_number_that_is_none_is_told_in_a_sentence(
+    queue: Queue[Any], call: Callable[[Queue[Any]], object]
+) -> None:
+    """A slip of types is an error of ours, not of something deep inside."""
+    with pytest.raises(PayloadInvalid, match=r"number|seconds"):
+        call(queue)

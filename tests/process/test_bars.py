@@ -16,10 +16,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.policy import Cause, code_of
-from supervisor.pool import Pool
 from supervisor.signals import WAKING
 from supervisor.slot import Kind, SlotState
-from supervisor.slots import SlotTable, find_slots
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 from tests.process.service import Maker, Service, services
@@ -27,8 +25,7 @@ from tests.process.tree import Host
 
 KILLS = 200
 SIGNALS = 1_000
-RECYCLES = 1_000 if "HERDSMAN_SOAK_SECONDS" in os.environ else 300
-"""A soak takes the time for all of them."""
+RECYCLES = 1_000
 GROWTH_KILOBYTES_MAX = 300
 """Of the supervisor, by whatever number of recycles."""
 LEASE_SECONDS = 1.5
@@ -110,16 +107,13 @@ def teach(tree: Service, source: str) -> None:
         file.write(source)
 
 
-def pool(tree: Service) -> Pool:
-    """Return what the supervisor says of its pool."""
-    path = find_slots(tree.database, "main")
-    assert path is not None
-    return SlotTable.attach(path, writable=False).pools["default"]
-
-
 @pytest.mark.long
 def test_each_of_200_killed_jobs_runs_again_in_under_a_second(service: Maker) -> None:
-    """From the instant of the kill to the next start, however often workers have died before."""
+    """From the instant of the kill to the next start, however often workers have died before.
+
+    So many deaths put the pool into a crash loop, where one process probes for all: it is still
+    started at once, because it settles the job of the one before it.
+    """
     tree = service(processes=4)
     teach(tree, DIES)
     tree.started()
@@ -140,7 +134,7 @@ def test_each_of_200_killed_jobs_runs_again_in_under_a_second(service: Maker) ->
         waits_us.append(tree.job(job_id).ledger[1].started_us - died_us[killed[job_id]])
     median_ms, worst_ms = statistics.median(waits_us) / 1000, max(waits_us) / 1000
     told = f"{KILLS} kills: median {median_ms:.0f} ms, worst {worst_ms:.0f} ms"
-    print(told, f"crash loop {pool(tree).crash_loop}", file=sys.stderr)
+    print(told, file=sys.stderr)
     assert worst_ms < 1000, f"{told}: {waits_us}"
     assert tree.stop() == 0
 
@@ -278,8 +272,10 @@ def size(tree: Host) -> tuple[int, int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_recycles_cost_the_supervisor_no_descriptor_and_no_memory(host: HostMaker) -> None:
-    """It is as large after hundreds of them as before, and has no zombie."""
+def test_a_thousand_recycles_cost_the_supervisor_no_descriptor_and_no_memory(
+    host: HostMaker,
+) -> None:
+    """It is as large after a thousand of them as before, and has no zombie."""
     processes = 3
     tree = host(pools=[["a", processes, {"max_jobs": 1}]]).started()
     record = tree.table.pools["a"]
