@@ -42,7 +42,7 @@ format: $(VENV)/.installed-dev ## Rewrite the sources in the one style
 
 # Peers bring packages of their own; apart, they cannot change what `make test` checks with.
 .PHONY: bench
-bench: $(BENCH)/.installed ## Run us beside other queues for two hours; results in benchmarks/results
+bench: $(BENCH)/.installed ## Run us beside other queues, for hours; results in benchmarks/results
 	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
 
 .PHONY: campaign

@@ -21,7 +21,8 @@ TITLE = "Drain of no-op jobs"
 WORKERS = (1, 2, 4)
 QUICK_JOBS = 5_000
 FILL_SECONDS_MAX = 60.0
-BARE_JOBS_PER_SECOND = 150_000
+PEER_FILL_SECONDS_MAX = 20.0
+BARE_JOBS_PER_SECOND = 80_000
 OURS_AT_TWO = "herdsman, 2 workers"
 BARE = "bare limit, 2 processes"
 TIMES_BEST_PEER = 10.0
@@ -31,9 +32,10 @@ SHARE_OF_BARE = 0.5
 def once(options: Options, contender: Contender, workers: int) -> dict[str, Any]:
     """Fill, then drain."""
     seconds = options.seconds_for(contender)
+    fill_seconds = FILL_SECONDS_MAX if contender is HERDSMAN else PEER_FILL_SECONDS_MAX
     wanted = QUICK_JOBS if options.quick else int(contender.jobs_per_second * seconds * 1.3)
     with place(contender) as here:
-        filled = fill(here, wanted, seconds if options.quick else FILL_SECONDS_MAX)
+        filled = fill(here, wanted, seconds if options.quick else fill_seconds)
         found = drain(here, workers, filled["jobs"], seconds)
     put_rate = filled["jobs"] / filled["seconds"]
     both = 1 / (1 / put_rate + 1 / found["jobs_per_second"]) if found["jobs_per_second"] else 0.0

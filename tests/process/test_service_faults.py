@@ -149,6 +149,24 @@ def test_an_address_without_an_engine_is_told(service: Maker) -> None:
     assert not any(path.is_dir() for path in tree.folder.iterdir())
 
 
+def test_run_without_any_handler_says_so_at_its_start(service: Maker) -> None:
+    """`--database` alone reads no file, not even the one that lies here."""
+    tree = service()
+    run = [sys.executable, "-P", "-m", "supervisor", "run", "-d", tree.database]
+    env = {**ENVIRONMENT, "HERDSMAN__WEB__LISTEN": "off"}
+    with subprocess.Popen(run, cwd=tree.folder, env=env, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline().decode()
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
+    assert said == (
+        "herdsman: no handlers (no configuration file was read): "
+        "jobs will wait until --config names some\n"
+    )
+
+
 # ---- what the service survives --------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ def test_a_term_while_a_reload_is_tried_ends_the_reload_too(
         server.bind(str(address))
         server.settimeout(10)
         tree = host(constants=FAST)
-        (tree.folder / "validate").write_text("sleep 0.5")
+        (tree.folder / "validate").write_text("later 0.5 exit_now 3")  # it fails, meanwhile
         tree.start(NOTIFY_SOCKET=str(address))
         wait_until(lambda: len(tree.workers()) == 2)
         boots = tree.boots()
