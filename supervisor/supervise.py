@@ -134,7 +134,6 @@ class Supervisor:
         self.showing = Showing(self.herd)
         self._signals: list[int] = []
         self._trouble_since_ns: int | None = None
-        self._watchdog_at_ns = 0
         self._judge_from_ns = 0
 
     # ---- the loop ---------------------------------------------------------------------
@@ -169,9 +168,8 @@ class Supervisor:
                 wait_seconds = self._wait_seconds()
         except Exception as error:
             # Workers die with us, so the code must say that nobody asked for it.
-            log.error(SUPERVISOR_GAVE_UP, exit_code=policy.EXIT_GAVE_UP, error=str(error),
-                      exc_info=True)  # fmt: skip
             self.exit_code = policy.EXIT_GAVE_UP
+            log.error(SUPERVISOR_GAVE_UP, exit_code=self.exit_code, error=str(error), exc_info=True)
             return self._result()
         finally:
             self._close()
@@ -199,11 +197,7 @@ class Supervisor:
         self._signals += self.inbox.read()
         while self._signals:  # one by one: those after one that fails are kept for the next turn
             self._on_signal(self._signals.pop(0), now_ns)
-        for fd in readable & set(self.herd.processes):
-            self._on_death(self.herd.processes[fd], now_ns)
-        strangers = reap_strangers(self._is_ours, lambda pid: self._on_own_death(pid, now_ns))
-        if strangers:
-            log.info(STRANGERS_REAPED, number=strangers)
+        trouble = self._bury(readable, now_ns)
         self.herd.sample(now_ns)
         self._look(now_ns)
         self.showing.turn(now_ns)
@@ -218,6 +212,8 @@ class Supervisor:
         else:
             self.rolling.turn(now_ns)
             self.roster.fill(self.roster.squads, now_ns)
+        if trouble is not None:
+            raise trouble
         return False
 
     def _wait_seconds(self) -> float:
@@ -242,6 +238,22 @@ class Supervisor:
             self.drain.begin(now_ns)
 
     # ---- deaths -----------------------------------------------------------------------
+
+    def _bury(self, readable: set[int], now_ns: int) -> OSError | SlotsError | None:
+        """Deal with the dead; return what stopped us, which stops nothing else of this turn."""
+        trouble: OSError | SlotsError | None = None
+        for fd in readable & set(self.herd.processes):
+            try:
+                self._on_death(self.herd.processes[fd], now_ns)
+            except (OSError, SlotsError) as error:
+                trouble = error
+        try:
+            strangers = reap_strangers(self._is_ours, lambda pid: self._on_own_death(pid, now_ns))
+        except (OSError, SlotsError) as error:
+            return error
+        if strangers:
+            log.info(STRANGERS_REAPED, number=strangers)
+        return trouble
 
     def _is_ours(self, pid: int) -> bool:
         trial = self.rolling.trial
@@ -347,14 +359,9 @@ class Supervisor:
 
     def _watchdog(self, now_ns: int) -> None:
         """Tell systemd that the loop turns, but only while the keeper answers."""
-        if not self.notifier.watchdog_seconds:
-            return
         fresh_ns = int(judgement.KEEPER_TICK_SECONDS * SECOND_NS)
         answered = any(now_ns - k.slot.beat_ns < fresh_ns for k in self.herd.of(Kind.KEEPER))
-        if now_ns >= self._watchdog_at_ns and (answered or self.drain.active):
-            self.notifier.send(WATCHDOG=1)
-            self._watchdog_at_ns = now_ns + int(self.notifier.watchdog_seconds * SECOND_NS)
-        self.herd.due(max(self._watchdog_at_ns, now_ns + SECOND_NS // 10))
+        self.herd.due(self.notifier.feed(now_ns, well=answered or self.drain.active))
 
     # ---- the end ----------------------------------------------------------------------
 

@@ -100,3 +100,16 @@ def test_each_pool_has_its_own_boot_limit(host: HostMaker) -> None:
     assert (death["name"], death["cause"]) == ("a/0", "boot")
     assert {one["name"] for one in tree.deaths()} == {"a/0"}
     assert [slot.name for slot in tree.slots() if slot.name == "b/0"] == ["b/0"]
+
+
+def test_what_cannot_be_buried_yet_holds_up_no_judgement(host: HostMaker) -> None:
+    """A job past its deadline is ended on time while another death waits for descriptors."""
+    tree = host(hard_seconds=0.3, constants=FAST).started()
+    before = take_descriptors(tree.pid)
+    os.kill(tree.workers()["a/0"], signal.SIGKILL)
+    wait_until(lambda: tree.events("supervisor_trouble"))
+    tree.put("deaf 600")
+    wait_until(lambda: [one["signal"] for one in tree.events("worker_signalled")] == ["SIGABRT"])
+    resource.prlimit(tree.pid, resource.RLIMIT_NOFILE, (before, before))
+    wait_until(lambda: sorted(one["cause"] for one in tree.deaths()) == ["signal", "timeout"])
+    assert tree.stop() == 0
