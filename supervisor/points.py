@@ -179,7 +179,7 @@ def place(path: Path) -> Iterator[Point]:
     else:
         yield Point(
             name="locks", status=Status.FAIL, seen=f"flock does not keep others out in {folder}",
-            next="put the database on a local disk; from SQLite 3.51.3 on HERDSMAN_NO_FLOCK=1 helps",
+            next="use a local disk; from SQLite 3.51.3 on HERDSMAN_NO_FLOCK=1 is safe too",
         )  # fmt: skip
 
 

@@ -129,7 +129,7 @@ class Slot(Record):
     progress = word(_PROGRESS, "Grows with every sign of life.", writable=False)
     jobs_done = word(_DONE, "Jobs this process finished well.", writable=False)
     jobs_failed = word(_FAILED, "Jobs this process finished otherwise.", writable=False)
-    rss_bytes = word(_RSS, "Memory of it and all it started, as the supervisor saw it a second ago.")
+    rss_bytes = word(_RSS, "Memory of it and what it started, as seen about a second ago.")
     cpu_us = word(_CPU, "Processor time used by then, in microseconds.")
     cause = word(_CAUSE, "Code (`policy.CAUSES`) of why it is to end, or ended; 0 for none.")
     signal = word(_SIGNAL, "Signal that ended the process; 0 for none.")
