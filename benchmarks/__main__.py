@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import facts, report
-from benchmarks.contenders import absent
+from benchmarks.contenders import EVERYONE, HERDSMAN_FULL, absent
 from benchmarks.harness import QUICK, Options, say
 
 
@@ -25,7 +25,7 @@ def options(given: argparse.Namespace) -> Options:
         for name in ("rounds", "seconds", "peer_seconds")
         if (value := getattr(given, name)) is not None
     }
-    only = frozenset(given.contenders.split(";")) if given.contenders else frozenset()
+    only = frozenset(given.contenders.split("/")) if given.contenders else frozenset()
     return dataclasses.replace(base, only=only, **changes)
 
 
@@ -37,13 +37,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="length of a measurement of herdsman")
     parser.add_argument("--peer-seconds", type=float, help="length of a measurement of a peer")
-    parser.add_argument("--contenders", help="names, separated by semicolons; default all")
+    parser.add_argument("--contenders", help="names with slashes between; default all")
     parser.add_argument("--results", type=Path, help="folder; a quick run defaults to a new one")
     given = parser.parse_args()
     chosen = given.only.split(",")
     if unknown := [key for key in chosen if key not in report.WORKLOADS]:
         parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(report.WORKLOADS)}")
     wanted = options(given)
+    if unknown := sorted(wanted.only - {one.name for one in (*EVERYONE, HERDSMAN_FULL)}):
+        names = " / ".join(one.name for one in EVERYONE)
+        parser.error(f"no contender {', '.join(unknown)}; there are {names}")
     folder = given.results or report.RESULTS
     if wanted.quick and given.results is None:
         folder = Path(tempfile.mkdtemp(prefix="herdsman-bench-results-"))

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 BELLS: Final = 64
 """Few enough to open all of them, enough for most queues to have one of their own."""
@@ -30,55 +30,16 @@ WAIT_SECONDS_MAX: Final = 60.0
 
 _DRAIN_BYTES: Final = 65_536  # what a pipe holds
 _CHECK_SECONDS: Final = 1.0
-_STEADY_NS: Final = 100_000_000  # far more than the step of a filesystem's clock, a few ms
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-_Place = tuple[int, int, int]
-"""A folder's device, number and time of change, which every change of a name in it moves."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Bell:
-    """An open pipe, which file it was, and when its name was last seen to be that file.
-
-    `place` is what the folder was then: as long as it stays so, no name in it has changed.
-    """
+    """An open pipe, which file it was, and when its name was last seen to be that file."""
 
     fd: int
     file: tuple[int, int]
     checked: float
-    place: _Place | None
-
-
-if sys.platform == "linux":
-
-    @dataclass(slots=True, kw_only=True)
-    class _Poller:
-        """An epoll over the pipes of `key`, used by one wait at a time, and what else it watches.
-
-        Making one for each wait would cost an idle worker more than all the rest of its looks.
-        """
-
-        epoll: select.epoll
-        key: tuple[int, tuple[int, ...]]
-        wake_fd: int | None = None
-
-        def also(self, wake_fd: int | None) -> None:
-            """Watch this descriptor too, and no other; raises OSError when it cannot be."""
-            if self.wake_fd is not None and self.wake_fd != wake_fd:
-                with suppress(OSError):
-                    self.epoll.unregister(self.wake_fd)
-                self.wake_fd = None
-            if wake_fd is None:
-                return
-            if self.wake_fd == wake_fd:
-                # Its number may be another file's by now, which epoll would not watch.
-                with suppress(FileNotFoundError):
-                    self.epoll.modify(wake_fd, select.EPOLLIN)
-                    return
-            self.epoll.register(wake_fd, select.EPOLLIN)
-            self.wake_fd = wake_fd
 
 
 class Doorbell:
@@ -94,8 +55,6 @@ class Doorbell:
         self._mutex = threading.RLock()
         self._bells: dict[int, _Bell] = {}
         self._broken: dict[int, str] = {}
-        self._generation = 0  # moves when a pipe is opened or closed
-        self._poller: Any = None  # a _Poller kept between waits, while no wait uses it
 
     @property
     def broken(self) -> str | None:
@@ -137,27 +96,18 @@ class Doorbell:
         timeout = min(max(0.0, timeout_seconds), WAIT_SECONDS_MAX)
         numbers = _numbers(queues)
         if sys.platform == "linux":
-            with self._mutex:  # so that no descriptor is closed, and its number reused, meanwhile
-                heard = self._open(numbers)
-                poller = self._take_poller(heard)
-            if poller is not None:
-                try:
-                    poller.also(wake_fd)
-                    ready = [fd for fd, _ in poller.epoll.poll(timeout)]
-                except BaseException:
-                    poller.epoll.close()
-                    raise
-                self._give_back(poller)
-                return self._drain(heard[fd] for fd in ready if fd in heard)
+            try:
+                poller = select.epoll(select.EPOLL_CLOEXEC)
+            except OSError:
+                pass  # out of descriptors: wait the other way, which needs none
+            else:
+                with poller:
+                    return self._wait_epoll(poller, numbers, timeout, wake_fd)
         return self._wait_poll(numbers, timeout, wake_fd)
 
     def close(self) -> None:
         """Close the pipes; they are opened again when next used."""
         with self._mutex:
-            poller, self._poller = self._poller, None
-            if poller is not None:
-                poller.epoll.close()
-            self._generation += 1
             bells, self._bells = self._bells, {}
             for bell in bells.values():
                 os.close(bell.fd)
@@ -169,34 +119,19 @@ class Doorbell:
 
     if sys.platform == "linux":
 
-        def _take_poller(self, heard: Iterable[int]) -> _Poller | None:
-            """Return a poller of these pipes for one wait: the last one's, if it still fits.
-
-            None when descriptors have run out; waiting the other way needs none.
-            """
-            key = (self._generation, tuple(heard))
-            kept: _Poller | None = self._poller
-            self._poller = None
-            if kept is not None:
-                if kept.key == key:
-                    return kept
-                kept.epoll.close()
-            try:
-                epoll = select.epoll(select.EPOLL_CLOEXEC)
-            except OSError:
-                return None
-            for fd in heard:
-                with suppress(OSError):  # the user's limit of epoll watches
-                    epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-            return _Poller(epoll=epoll, key=key)
-
-        def _give_back(self, poller: _Poller) -> None:
-            """Keep a poller for the next wait, unless another thread's is kept already."""
-            with self._mutex:
-                if self._poller is None and poller.key[0] == self._generation:
-                    self._poller = poller
-                    return
-            poller.epoll.close()
+        def _wait_epoll(
+            self, poller: select.epoll, numbers: Iterable[int], timeout: float, wake_fd: int | None
+        ) -> bool:
+            # Made for each wait: a few microseconds, and nothing to share between threads.
+            if wake_fd is not None:
+                poller.register(wake_fd, select.EPOLLIN)
+            with self._mutex:  # so that no descriptor is closed, and its number reused, meanwhile
+                heard = self._open(numbers)
+                for fd in heard:
+                    with suppress(OSError):  # the user's limit of epoll watches
+                        poller.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            ready = [fd for fd, _ in poller.poll(timeout)]
+            return self._drain(heard[fd] for fd in ready if fd in heard)
 
     def _wait_poll(self, numbers: Iterable[int], timeout: float, wake_fd: int | None) -> bool:
         poller = select.poll()
@@ -223,18 +158,16 @@ class Doorbell:
 
     def _open(self, numbers: Iterable[int]) -> dict[int, int]:
         """Return descriptor to number of those bells that can be heard."""
-        place = _place(self.folder)
-        bells = ((number, self._bell(number, create=True, place=place)) for number in numbers)
+        bells = ((number, self._bell(number, create=True)) for number in numbers)
         return {bell.fd: number for number, bell in bells if bell is not None}
 
-    def _bell(self, number: int, *, create: bool, place: _Place | None = None) -> _Bell | None:
+    def _bell(self, number: int, *, create: bool) -> _Bell | None:
         """Return an open bell, None where there is none or it cannot be used.
 
         Once a second its name is looked up again: the folder may have been
         removed, or restored from a copy, and then old and new processes would
         sit at different pipes. Looking at every ring would cost as much as the
-        ring, to mend sooner what the waiter's own look mends in a second. A
-        folder that is `place` as before needs no look at its names.
+        ring, to mend sooner what the waiter's own look mends in a second.
         """
         now = time.monotonic()
         bell = self._bells.get(number)
@@ -244,13 +177,9 @@ class Doorbell:
         try:
             if bell is not None:
                 bell.checked = now
-                if place is not None and place == bell.place:
-                    return bell
                 if _names(path, bell.file):
-                    bell.place = place
                     return bell
                 del self._bells[number]
-                self._generation += 1
                 os.close(bell.fd)
             opened = self._open_pipe(path, create=create)
         except OSError as error:
@@ -260,8 +189,7 @@ class Doorbell:
         if opened is None:
             return None
         fd, file = opened
-        self._bells[number] = bell = _Bell(fd=fd, file=file, checked=now, place=None)
-        self._generation += 1
+        self._bells[number] = bell = _Bell(fd=fd, file=file, checked=now)
         return bell
 
     def _open_pipe(self, path: Path, *, create: bool) -> tuple[int, tuple[int, int]] | None:
@@ -301,14 +229,3 @@ def _names(path: Path, file: tuple[int, int]) -> bool:
     except FileNotFoundError:
         return False
     return (status.st_dev, status.st_ino) == file
-
-
-def _place(folder: Path) -> _Place | None:
-    """Return what the folder is now; None when it changed so lately that a change may not show."""
-    try:
-        status = os.lstat(folder)
-    except OSError:
-        return None
-    if time.time_ns() - status.st_ctime_ns < _STEADY_NS:
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns

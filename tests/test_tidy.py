@@ -40,7 +40,6 @@ STEADY_CLOCK = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", 
 # Where a clock may be read. Everything else is told the time, so that tests can tell it too.
 WALL_CLOCK_FILES = {
     "queue_core/clock.py",  # is the clock
-    "queue_core/doorbell.py",  # whether a folder has been the same for a while
     "supervisor/logs.py",  # the time of a line
     "supervisor/reading.py",  # the time of the last good snapshot, as a metric
     "supervisor/metrics.py",  # turns the age of a heartbeat into its time

@@ -119,15 +119,15 @@ def _work(service: Service, queue: Queue[dict[str, str]], todo: list[Piece]) -> 
     """Enqueue every file, kill a worker on the way, wait until all is settled."""
     story = _Story()
     with _progress(len(todo)) as show:
-        for start in range(0, len(todo), BATCH):
-            queue.put_many(
-                [
-                    {"source": str(piece.source), "target": str(piece.target)}
-                    for piece in todo[start : start + BATCH]
-                ],
-                keys=[str(piece.source) for piece in todo[start : start + BATCH]],
-            )
-            show(_settled(queue), story, service)
+        for part in _parts(todo):
+            # The last files come one by one until a worker has died: short jobs are hard to hit.
+            for some in [part] if story.killed or part[-1] is not todo[-1] else [[f] for f in part]:
+                queue.put_many(
+                    [{"source": str(piece.source), "target": str(piece.target)} for piece in some],
+                    keys=[str(piece.source) for piece in some],
+                )
+                _kill_once(service, queue, story, part[0] is not todo[0])
+                show(_settled(queue), story, service)
         deadline = time.monotonic() + DONE_SECONDS
         while (settled := _settled(queue)) < len(todo) and time.monotonic() < deadline:
             _kill_once(service, queue, story, settled >= KILL_AT_SHARE * len(todo))
@@ -136,6 +136,12 @@ def _work(service: Service, queue: Queue[dict[str, str]], todo: list[Piece]) -> 
         _look_for_rerun(queue, story)
         show(_settled(queue), story, service)
     return story
+
+
+def _parts(todo: list[Piece]) -> list[list[Piece]]:
+    """Cut the work into batches, four at least."""
+    size = max(1, min(BATCH, len(todo) // 4))
+    return [todo[start : start + size] for start in range(0, len(todo), size)]
 
 
 def _settled(queue: Queue[dict[str, str]]) -> int:

@@ -117,6 +117,7 @@ processes = 2
 queues = ["*"]
 # queues = ["critical:10", "default:1"]
 # Replace a worker after so many jobs, above so much memory, or at that age. Default: never.
+# What it has started counts too. A job at twice the memory is ended, and charged with a crash.
 # max_jobs = 10000
 # max_memory = "512MB"
 # max_age = "1d"

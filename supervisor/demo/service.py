@@ -132,12 +132,20 @@ class Service:
         return sum(pool.restarts for pool in pools)
 
     def kill_a_worker(self) -> int | None:
-        """Send SIGKILL to a worker that is running a job; return the id of that job."""
+        """Send SIGKILL to a worker in the middle of a job; return the id of that job.
+
+        The worker is stopped first, so that the job cannot end between look and kill.
+        """
         for slot in self.workers():
-            job, pid = slot.job, slot.pid
-            if slot.state is SlotState.RUN and job and pid:
+            pid = slot.pid
+            if slot.state is not SlotState.RUN or not pid:
+                continue
+            os.kill(pid, signal.SIGSTOP)
+            batch = slot.batch()
+            if slot.state is SlotState.RUN and batch is not None and batch.running is not None:
                 os.kill(pid, signal.SIGKILL)
-                return int(job)
+                return int(batch.claims[batch.running][0])
+            os.kill(pid, signal.SIGCONT)
         return None
 
     def wait(self) -> int:
