@@ -29,7 +29,8 @@ def line(text: str, *, raw: bool = False) -> None:
     """Print one line of data; raises OutputClosed when nobody reads it any more."""
     data = text.encode("utf-8", "backslashreplace").decode() if raw else printable(text)
     try:
-        print(data)
+        # Flushed: a reader at the other end of a pipe waits for it while we go on running.
+        print(data, flush=True)
     except BrokenPipeError:
         raise OutputClosed from None
 
