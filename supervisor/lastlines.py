@@ -65,7 +65,9 @@ def read(path: str) -> str:
         os.close(fd)
     newer, _, older = data.partition(_MARK)
     if older:
-        older = older.partition(b"\n")[2]  # its first line is overwritten in part
+        _, end, older = older.partition(b"\n")  # its first line is overwritten in part
+        if not end:  # and that line went on at the start of the ring
+            newer = newer.partition(b"\n")[2]
     text = (older + newer).decode("utf-8", "replace")
     lines = ["".join(c for c in line if c.isprintable()) for line in text.split("\n")]
     return "\n".join([line for line in lines if line][-LINES_MAX:])

@@ -62,3 +62,14 @@ def test_a_ring_torn_by_a_kill_is_still_read(tmp_path: Path) -> None:
     assert read(str(path)) == "half a line\nwhole [31mline\n" + "�" * 10
     path.write_bytes(b"\0" * RING_BYTES)
     assert read(str(path)) == ""
+
+
+def test_a_line_that_wrapped_and_lost_its_head_is_not_shown(tmp_path: Path) -> None:
+    """Its tail stands at the start of the ring, and says nothing without the head."""
+    path = str(tmp_path / "lines")
+    ring = LastLines(path)
+    # Two lines, the second around the end; the third goes over its head's first bytes.
+    for size in (RING_BYTES - 100, 199, RING_BYTES - 160):
+        ring.write(b"x" * (size - 1) + b"\n")
+    ring.close()
+    assert read(path) == "x" * (RING_BYTES - 161)
