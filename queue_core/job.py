@@ -19,7 +19,7 @@ NAME_LENGTH_MAX: Final = 128
 KEY_LENGTH_MAX: Final = 512
 HEADERS_BYTES_MAX: Final = 16 * 1024
 POISON_DEATHS: Final = 3
-"""Worker deaths after which a job is dead, whatever its attempts say (design: process tree)."""
+"""Worker deaths after which a job is dead, whatever its attempts say."""
 
 
 class State(StrEnum):

@@ -38,7 +38,7 @@ UPKEEP_FAILED: Final = "upkeep_failed"
 
 TICK_SECONDS: Final = 0.1
 EXTEND_SECONDS: Final = 20.0
-"""A third of the lease: two renewals may fail before one is lost (design: process tree)."""
+"""A third of the lease: two renewals may fail before one is lost."""
 RELIEVE_AFTER_NS: Final = 250_000_000
 """A job running longer than this holds up its batch: the others are settled or handed back."""
 REAP_SECONDS: Final = 1.0

@@ -20,7 +20,7 @@ from supervisor import lastlines
 from supervisor.record import NAME_BYTES_MAX, Record, word
 
 BATCH_MAX: Final = 256
-"""Jobs a worker may claim in one turn (design: the worker's turn)."""
+"""Jobs a worker may claim in one turn."""
 NOTE_BYTES_MAX: Final = 512
 STACK_BYTES_MAX: Final = 16 * 1024
 SLOT_WORDS: Final = 1024
