@@ -4,11 +4,13 @@
 
 So many processes settle and claim in batches of 256, with the engine's own statements, lock,
 ledger and histogram rows; one more flushes the log every 100 ms and checkpoints it at 4 MB, as
-the keeper does. There is no JSON, no handler, no record per job and no supervision.
+the keeper does (with 0 processes that is all). There is no JSON, no handler, no record per job
+and no supervision.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import sys
@@ -66,23 +68,25 @@ def work(path: Path, seconds: float, at: int) -> None:
     lock = FileLock(Path(f"{path}.lock"))
     board = words(path.parent)
     claims: list[tuple[int, int]] = []
+    ids = "[]"
     queue, task = 0, "bench"
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         now_us = time.time_ns() // 1000
-        done = [(id_, run, now_us, now_us) for id_, run in claims]
+        done = [(id_, run, now_us, now_us, "bare") for id_, run in claims]
         if not lock.acquire(LOCK_SECONDS):
             raise SystemExit("the lock did not come free")
         connection.execute(SQL["begin_write"])
         if claims:
             connection.executemany(SQL["finish_done"], done)
-            connection.executemany(SQL["finish_remove"], claims)
+            connection.execute(SQL["finish_removes"], {"ids": ids})
         ((queue, _),) = connection.execute(SQL["claim_queues"]).fetchall() or [(0, "")]
-        rows = connection.execute(
-            SQL["claim_jobs"],
-            {"queue": queue, "limit": BATCH, "holder": at + 1, "now": now_us, "started": 0,
-             "lease": time.monotonic_ns() // 1000 + 60_000_000},
-        ).fetchall()  # fmt: skip
+        parameters = {"queue": queue, "name": task, "limit": BATCH, "holder": at + 1,
+                      "now": now_us, "started": 0,
+                      "lease": time.monotonic_ns() // 1000 + 60_000_000}  # fmt: skip
+        rows = connection.execute(SQL["claim_rows"], parameters).fetchall()
+        ids = parameters["ids"] = json.dumps([row[0] for row in rows])
+        connection.execute(SQL["claim_jobs"], parameters)
         connection.executemany(SQL["stat_add"], numbers(queue, task, len(claims), len(rows)))
         connection.execute(SQL["commit"])
         lock.release()

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from queue_core.errors import PayloadInvalid, PayloadTooLarge
 from queue_core.job import (
+    ERROR_CHARS_MAX,
     HEADERS_BYTES_MAX,
     KEY_LENGTH_MAX,
     NAME_LENGTH_MAX,
@@ -145,7 +146,7 @@ def job(row: Claimed | Record, serializer: Serializer[T], max_attempts_default: 
     except RecursionError:
         payload_error = "RecursionError: the payload is nested too deeply"
     except Exception as error:
-        payload_error = f"{type(error).__name__}: {error}"[:2048]
+        payload_error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
     stored = row if isinstance(row, Record) else None
     ledger: tuple[Attempt, ...] = stored.ledger if stored else ()
     return Job(

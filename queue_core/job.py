@@ -18,6 +18,10 @@ PAYLOAD_BYTES_MAX: Final = 1024 * 1024
 NAME_LENGTH_MAX: Final = 128
 KEY_LENGTH_MAX: Final = 512
 HEADERS_BYTES_MAX: Final = 16 * 1024
+ERROR_CHARS_MAX: Final = 2_048
+"""Of a longer error the beginning is kept: it names the class and what happened."""
+TRACEBACK_CHARS_MAX: Final = 16_384
+"""Of a longer traceback the end is kept: it names the line that failed."""
 POISON_DEATHS: Final = 3
 """Worker deaths after which a job is dead, whatever its attempts say."""
 
@@ -106,8 +110,13 @@ class Enqueued:
     duplicate: bool = False
 
 
-# The three records that pass through every turn are tuples: a frozen dataclass takes several
+# The records that pass through every turn are tuples: a frozen dataclass takes several
 # times as long to make, and a turn makes hundreds.
+
+
+_new: Final[Any] = tuple.__new__
+_DONE: Final = State.DONE  # looking a member up by its name takes Python 3.11 half a microsecond
+_SUCCEEDED: Final = Outcome.SUCCEEDED
 
 
 class Claim(NamedTuple):
@@ -178,9 +187,20 @@ class Settlement(NamedTuple):
     traceback: str | None = None
     row: Claimed | None = None
 
+    @classmethod
+    def success(cls, row: Claimed, started_us: int, duration_us: int) -> Settlement:
+        """Return the end of a job that did what it should.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+        The same as with keywords in a fifth of the time, for the one that ends most jobs.
+        """
+        made: Settlement = _new(cls, (
+            _new(Claim, row[:2]), _DONE, _SUCCEEDED, True, False, False, False, 0,
+            None, started_us, duration_us, None, None, None, row,
+        ))  # fmt: skip
+        return made
+
+
+class Settled(NamedTuple):
     """A claim that was settled, and the state its job is in now."""
 
     claim: Claim

@@ -81,12 +81,14 @@ def never_fits(error: QueueFull) -> bool:
 class Queue(Claiming[T]):
     """A named queue of one database; safe to use from several threads and after a fork.
 
-    Options of the queue itself are stored with it when given, and hold for
-    everybody, the latest word counting: `max_depth` live jobs at most,
-    `key_ttl_seconds` that a finished job's key is held, `keep_done_seconds` and
-    `keep_dead_seconds` after which `prune` removes a finished job (never, if
-    nobody says). `max_attempts` counts the first
-    attempt; it and `backoff` are used for jobs settled through this object.
+    Options of the queue itself are stored with it and hold for everybody:
+    `max_depth` live jobs at most, `key_ttl_seconds` that a finished job's key is
+    held, `keep_done_seconds` and `keep_dead_seconds` after which `prune` removes
+    a finished job (never, if nobody says). None leaves what is stored; another
+    value replaces it, which is logged as a warning, so that two programs that
+    disagree are found. `engine.configure(name, max_depth=None)` lifts a limit.
+    `max_attempts` counts the first attempt; it and `backoff` are used for jobs
+    settled through this object.
     """
 
     def __init__(

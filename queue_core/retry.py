@@ -28,13 +28,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
-from queue_core.job import POISON_DEATHS, Claimed, Outcome, Reason, Settlement, State
+from queue_core.job import (
+    ERROR_CHARS_MAX,
+    POISON_DEATHS,
+    TRACEBACK_CHARS_MAX,
+    Claimed,
+    Outcome,
+    Reason,
+    Settlement,
+    State,
+)
 
 DELAY_US_MAX: Final = 365 * 24 * 3600 * 1_000_000
 """No delay is longer than a year: more is a slip of units, not a wish."""
-ERROR_CHARS_MAX: Final = 4_096
-TRACEBACK_CHARS_MAX: Final = 32_768
-"""Of a longer traceback the end is kept: it names the line that failed."""
 
 _EXPONENT_MAX: Final = 2**53  # the largest run of integers a float counts exactly
 

@@ -15,7 +15,8 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.context import ForkProcess
 from types import FrameType
@@ -24,6 +25,7 @@ from typing import Any, Final
 import setproctitle
 import structlog
 
+from supervisor import logs
 from supervisor.linux import (
     INSTANCE_VARIABLE,
     TITLE,
@@ -65,6 +67,25 @@ class Role:
     kind: Kind = Kind.WORKER
 
 
+class _Window:
+    """The stretch in which a job may be interrupted; made once, since every job enters it."""
+
+    __slots__ = ("_child",)
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def __enter__(self) -> None:
+        child = self._child
+        child._interruptible = True
+        if child.interrupted:
+            child._interruptible = False
+            raise JobInterrupted
+
+    def __exit__(self, *_: object) -> None:
+        self._child._interruptible = False
+
+
 class Child:
     """What `main` is given: its slot, and the wishes of the supervisor as flags.
 
@@ -78,6 +99,7 @@ class Child:
         self.name = role.name
         self.pool = role.pool
         self.kind = role.kind
+        self._is_worker = role.kind is Kind.WORKER
         self.slot = slot
         self.table = table
         self.wake_fd = -1
@@ -87,6 +109,7 @@ class Child:
         self._parent_pid = parent_pid
         self._terminated = False
         self._interruptible = False
+        self._window = _Window(self)
         self._handlers: dict[signal.Signals, Any] = {}
         self._stack_fd = -1
         self._news_fd = news_fd
@@ -104,7 +127,7 @@ class Child:
         keeper and `web` outlast a TERM sent to the whole group (platforms do that):
         they stop when the supervisor retires them, or is gone.
         """
-        if self.kind is not Kind.WORKER:
+        if not self._is_worker:
             return self.slot.retire != 0 or self.orphaned
         return self._terminated or self.slot.retire != 0 or self.table.draining
 
@@ -120,20 +143,13 @@ class Child:
             while len(os.read(self.wake_fd, 4096)) == 4096:
                 pass
 
-    @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> AbstractContextManager[None]:
         """Let QUIT and ALRM raise JobInterrupted and SoftTimeout, while the slot is in RUN.
 
         Catch them around the `with`, not inside it: they can also be raised
         while it is entered or left.
         """
-        self._interruptible = True
-        try:
-            if self.interrupted:
-                raise JobInterrupted
-            yield
-        finally:
-            self._interruptible = False
+        return self._window
 
     def rearm(self) -> int:
         """Put back signal handlers, mask and alarm after a job; return how many it had replaced."""
@@ -172,6 +188,8 @@ class Child:
             raise SoftTimeout
 
     def _on_reopen(self, signum: int, frame: FrameType | None) -> None:
+        # Here, and not where the flag is looked at: a job may run for hours before that.
+        logs.reopen_again()
         self.reopen_logs = True
 
     def _on_nothing(self, signum: int, frame: FrameType | None) -> None:

@@ -116,12 +116,18 @@ class _Sink:
         self.fd: int | None = 2
         self.stream: TextIO | None = None
         self.owned = False
+        self.path: Path | None = None
         self.lost = 0
         self.kept: LastLines | None = None
         self._stuck = False
 
     def aim(self, fd: int | None, stream: TextIO | None, *, owned: bool) -> None:
         old, was_owned = self.fd, self.owned
+        if was_owned and owned and old is not None and fd is not None:
+            # In one step: another thread may be writing, and never meets a closed number.
+            os.dup2(fd, old, inheritable=False)
+            os.close(fd)
+            return
         self.fd, self.stream, self.owned = fd, stream, owned
         if was_owned and old is not None and old != fd:
             with contextlib.suppress(OSError):
@@ -208,7 +214,14 @@ def reopen(path: Path) -> bool:
         structlog.get_logger("herdsman.logs").error(LOGS_LOST, path=str(path), error=error.strerror)
         return False
     _sink.aim(fd, None, owned=True)
+    _sink.path = path
     return True
+
+
+def reopen_again() -> None:
+    """Open the log file of this process anew, if it has one: it may have been rotated."""
+    if _sink.owned and _sink.path is not None:
+        reopen(_sink.path)
 
 
 def keep_last(path: str) -> None:

@@ -8,21 +8,18 @@ between, the keeper for `revoked` alone.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from supervisor import lastlines
+from supervisor import lastlines, stacks
 from supervisor.record import NAME_BYTES_MAX, Record, word
 
 BATCH_MAX: Final = 256
 """Jobs a worker may claim in one turn."""
 NOTE_BYTES_MAX: Final = 512
-STACK_BYTES_MAX: Final = 16 * 1024
 SLOT_WORDS: Final = 1024
 REVOKE_WAIT_SECONDS: Final = 0.005
 """Pause between writing `revoked` and reading `started`.
@@ -54,12 +51,15 @@ class Kind(IntEnum):
     WEB = 2
 
 
+_RUNNING: Final = int(SlotState.RUN)
+
 # Word numbers inside a slot record.
 _SEQ, _EPOCH, _PID, _START_TIME, _POOL, _STATE, _ENTERED, _BOOT, _READY = range(9)
 _HOLDER, _JOB, _RUN, _STARTED_NS, _SOFT, _HARD, _PROGRESS, _DONE, _FAILED = range(9, 18)
 _RSS, _CPU, _CAUSE, _SIGNAL, _EXIT_CODE, _NOTE_LEN, _SIZE, _STARTED = range(18, 26)
 _FINISHED: Final = 26  # four words
 _REVOKED, _NAME_LEN, _KIND, _LEAKED, _DIED, _REARMED, _RETIRE, _BEAT, _WISH = range(30, 39)
+_MEMORY: Final = 39
 _NAME: Final = 40
 _NOTE: Final = 60
 _IDS: Final = 124
@@ -126,6 +126,7 @@ class Slot(Record):
     started_ns = word(_STARTED_NS, "Monotonic time that job started.", writable=False)
     soft_deadline_ns = word(_SOFT, "Monotonic soft deadline; 0 is none.", writable=False)
     hard_deadline_ns = word(_HARD, "Monotonic hard deadline; 0 is none.", writable=False)
+    job_memory_bytes = word(_MEMORY, "Most memory while that job runs; 0 is any.", writable=False)
     progress = word(_PROGRESS, "Grows with every sign of life.", writable=False)
     jobs_done = word(_DONE, "Jobs this process finished well.", writable=False)
     jobs_failed = word(_FAILED, "Jobs this process finished otherwise.", writable=False)
@@ -248,8 +249,13 @@ class Slot(Record):
         w[_SIZE] = size
         w[_SEQ] = (seq | 1) + 1
 
-    def start(self, i: int, *, soft_ns: int = 0, hard_ns: int = 0) -> bool:
+    def start(
+        self, i: int, *, soft_ns: int = 0, hard_ns: int = 0, now_ns: int = 0, memory_bytes: int = 0
+    ) -> bool:
         """Begin claim `i` of the batch; deadlines are monotonic instants, 0 is none.
+
+        `now_ns` is the monotonic time, where the caller has just read it; `memory_bytes` the
+        most that the worker, with all it has started, may use meanwhile, 0 for any.
 
         False: the keeper took the rest back. Do not run it; release the claims
         from `i` on (the keeper may have been faster: stale ones are expected).
@@ -260,17 +266,19 @@ class Slot(Record):
         if revoked and revoked >> 16 == w[_SEQ]:
             w[_STARTED] = i
             return False
-        now_ns = time.monotonic_ns()
+        now_ns = now_ns or time.monotonic_ns()
         w[_HARD], w[_SOFT] = hard_ns, soft_ns
         w[_JOB], w[_RUN] = w[_IDS + i], w[_RUNS + i]
         w[_STARTED_NS] = w[_ENTERED] = w[_BEAT] = now_ns
-        w[_STATE] = SlotState.RUN
+        w[_MEMORY] = memory_bytes  # after the start: who sees the limit sees whose it is
+        w[_STATE] = _RUNNING
         return True
 
-    def finish_ok(self, i: int, duration_us: int) -> None:
+    def finish_ok(self, i: int, duration_us: int, now_ns: int = 0) -> None:
         """Record that claim `i` finished well, so that the keeper can settle it if we die."""
         w = self._w
-        w[_BEAT] = time.monotonic_ns()  # before the deadline goes: RUN without one has a limit too
+        # Before the deadline goes: RUN without one has a limit too.
+        w[_BEAT] = now_ns or time.monotonic_ns()
         w[_HARD] = 0  # the deadline was this job's, not the next one's
         w[_DURATIONS + i] = duration_us
         w[_FINISHED + (i >> 6)] |= 1 << (i & 63)
@@ -369,28 +377,9 @@ class Slot(Record):
     # ---- stacks -----------------------------------------------------------------------
 
     def clear_stack(self) -> None:
-        """Empty the stack file; it is opened for appending, so writers go on at 0.
-
-        A process without one still works: a full or swept tmpfs must not stop supervision.
-        """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(self._stack_path), 0o700, exist_ok=True)
-            os.close(os.open(self._stack_path, flags, 0o600))
+        """Empty the stack file."""
+        stacks.clear(self._stack_path)
 
     def stack_text(self) -> str:
-        """Return the stacks the process left, at most STACK_BYTES_MAX of them."""
-        try:
-            fd = os.open(self._stack_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return ""
-        try:
-            size = os.fstat(fd).st_size
-            data = os.pread(fd, 4 * STACK_BYTES_MAX, max(0, size - 4 * STACK_BYTES_MAX))
-        finally:
-            os.close(fd)
-        # The last fatal error if there is one (what was asked for with USR2 came before it).
-        fatal = data.rfind(b"Fatal Python error")
-        data = data[-STACK_BYTES_MAX:] if fatal < 0 else data[fatal : fatal + STACK_BYTES_MAX]
-        text = data.decode("utf-8", "replace")
-        return "".join(c for c in text if c == "\n" or c == "\t" or c.isprintable()).strip()
+        """Return the stacks the process left, bounded."""
+        return stacks.read(self._stack_path)

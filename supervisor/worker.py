@@ -22,7 +22,7 @@ import structlog
 
 from queue_core.engine import ClaimRequest, Engine, Holder
 from queue_core.errors import DatabaseError, QueueBusy, QueueError
-from queue_core.job import Claim, Claimed, Outcome, Settlement, Stale, State
+from queue_core.job import Claimed, Outcome, Settlement, Stale, State
 from queue_core.queue import LEASE_SECONDS_DEFAULT, open_engine
 from queue_core.retry import Done, Interrupted, Result, Retry, settle
 from supervisor import deaths, handlers, logs, telling, tracing
@@ -242,35 +242,29 @@ class Worker:
 
     def _run_some(self, batch: list[Claimed]) -> list[Claimed]:
         """Run jobs until one does not plainly succeed; return those still to run."""
-        slot, child = self._slot, self._child
-        slot.begin_batch([(row.id, row.run) for row in batch])
-        late_ns = time.monotonic_ns() + int(TURN_SECONDS_MAX * NS)
+        slot, child, run, unsettled = self._slot, self._child, self._run, self._unsettled
+        clock_ns, now_us = time.monotonic_ns, self._engine.now_us
+        slot.begin_batch([row[:2] for row in batch])
+        late_ns = clock_ns() + int(TURN_SECONDS_MAX * NS)
         for index, row in enumerate(batch):
-            if child.stopping or (index and time.monotonic_ns() > late_ns):
+            begun_ns = clock_ns()
+            if child.stopping or (index and begun_ns > late_ns):
                 self._hand_back(batch[index:])
                 return []
             handler = self._registry.get(row.task)
-            begun_ns = time.monotonic_ns()
             hard_ns = begun_ns + int(handler.timeout_seconds * NS)
-            started_us = self._engine.now_us()
-            if not slot.start(index, hard_ns=hard_ns):
+            started_us = now_us()
+            limit = handler.max_memory_bytes
+            if not slot.start(index, hard_ns=hard_ns, now_ns=begun_ns, memory_bytes=limit):
                 self._hand_back(batch[index:])
                 return []
-            result = self._run(handler, row)
-            duration_us = (time.monotonic_ns() - begun_ns) // 1000
+            result = run(handler, row)
+            ended_ns = clock_ns()
+            duration_us = (ended_ns - begun_ns) // 1000
             self._learn(duration_us)
             if type(result) is Done:
-                slot.finish_ok(index, duration_us)
-                self._unsettled.append(
-                    Settlement(
-                        claim=Claim(row.id, row.run),
-                        to=State.DONE,
-                        outcome=Outcome.SUCCEEDED,
-                        started_us=started_us,
-                        duration_us=duration_us,
-                        row=row,
-                    )
-                )
+                slot.finish_ok(index, duration_us, ended_ns)
+                unsettled.append(Settlement.success(row, started_us, duration_us))
                 continue
             settlement = settle(
                 row,

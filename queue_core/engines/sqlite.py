@@ -67,13 +67,16 @@ class SqliteEngine(SqliteMaintenance):
             self._rung_after.add(queue)
             return results
         try:
-            results, ready = self._write(work, flush=True, operation="enqueue")
+            results, _ = self._write(
+                work,
+                flush=True,
+                operation="enqueue",
+                ring=lambda done: self._bell.ring(queue) if done[1] else None,
+            )
         except (QueueFull, IdempotencyConflict) as error:
             if not quiet:
                 self._reject(queue, jobs, "full" if isinstance(error, QueueFull) else "conflict")
             raise
-        if ready:
-            self._bell.ring(queue)
         return results
 
     def _check_transaction(self, tx: object) -> None:
@@ -121,11 +124,13 @@ class SqliteEngine(SqliteMaintenance):
         self, settlements: Sequence[Settlement], request: ClaimRequest | None, *, holder: int
     ) -> tuple[list[Settled | Stale], list[Claimed]]:
         """Settle what is finished and claim what is next, in one transaction."""
-        if not settlements and (request is None or not self._claimable(request)):
+        rung, self._rung = self._rung, False
+        if not settlements and (request is None or not (rung or self._claimable(request))):
             return [], []
         plain = None
-        if settlements:
-            plain = sqlite_finish.plain(settlements, self._ids, self.clock.wall_us())
+        if settlements and (own := self._holders.get(holder)):
+            now_us = self.clock.wall_us()
+            plain = sqlite_finish.plain(settlements, self._ids, now_us, own["worker"])
         try:
             results, taken = self._take_turn(settlements, plain, request, holder)
         except sqlite_finish.SomeStale:
@@ -268,9 +273,12 @@ class SqliteEngine(SqliteMaintenance):
         if tx is not None:
             self._check_transaction(tx)
             return self._file.within(lambda connection: self._counted(connection, work))
-        results = self._write(work, flush=self._flush_finishes, operation="finish")
-        self._ring_ids(woken)
-        return results
+        return self._write(
+            work,
+            flush=self._flush_finishes,
+            operation="finish",
+            ring=lambda _: self._ring_ids(woken),
+        )
 
     def cancel(self, queue: str | None, ids: Sequence[int]) -> int:
         """Cancel ready and delayed jobs; return how many were."""
@@ -328,9 +336,7 @@ class SqliteEngine(SqliteMaintenance):
             woken.update(ready)
             return reaped
 
-        reaped = self._write(work, flush=True, operation="reap")
-        self._ring_ids(woken)
-        return reaped
+        return self._write(work, flush=True, operation="reap", ring=lambda _: self._ring_ids(woken))
 
     # ------------------------------------------------------------ replay
 
@@ -343,8 +349,9 @@ class SqliteEngine(SqliteMaintenance):
             self._operated(tally, "replay", number)
             return number, queues
 
-        number, queues = self._write(work, flush=True, operation="replay")
-        self._ring_ids(queues)
+        number, _ = self._write(
+            work, flush=True, operation="replay", ring=lambda done: self._ring_ids(done[1])
+        )
         return number
 
     def discard(self, queue: str | None, ids: Sequence[int]) -> int:

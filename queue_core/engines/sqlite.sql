@@ -359,17 +359,21 @@ SELECT id, name FROM queue
 WHERE paused = 0 AND EXISTS (
     SELECT 1 FROM job WHERE job.queue = queue.id AND state = 'ready' AND parked = 0);
 
--- name: claim_jobs
--- returns claimed rows, unordered: the caller sorts by priority, then seq.
-UPDATE job SET state = 'claimed', run = run + 1, holder = :holder, lease_us = :lease,
-    claimed_us = :now, started = :started AND (expires_us IS NULL OR expires_us > :now)
-WHERE id IN (
-    SELECT id FROM job WHERE queue = :queue AND state = 'ready' AND parked = 0
-    ORDER BY priority DESC, seq LIMIT :limit)
-RETURNING id, run, task,
+-- name: claim_rows
+-- returns the jobs to claim next, best first, as claim_jobs will leave them.
+SELECT id, run + 1, :name, task,
     coalesce(payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
-    enqueued_us, ready_us, claimed_us, expires_us, enqueued_us + delay_us, started, seq;
+    enqueued_us, ready_us, :now, expires_us, enqueued_us + delay_us, :started
+FROM job WHERE queue = :queue AND state = 'ready' AND parked = 0
+ORDER BY priority DESC, seq LIMIT :limit;
+
+-- name: claim_jobs
+-- claims the rows that claim_rows returned (ids as a JSON array), in the same transaction. Two
+-- statements: RETURNING brings them in no order, and keeps a copy of each on the way.
+UPDATE job SET state = 'claimed', run = run + 1, holder = :holder, lease_us = :lease,
+    claimed_us = :now, started = :started AND (expires_us IS NULL OR expires_us > :now)
+WHERE id IN (SELECT value FROM json_each(:ids)) AND +state = 'ready';
 
 -- name: claim_expired
 -- claims jobs of a queue that expired, for their settlement: a claim that met one clears more.
@@ -453,12 +457,13 @@ FROM job WHERE +state = 'claimed' AND id IN (SELECT value FROM json_each(:ids));
 SELECT 1 FROM done WHERE id = :id AND run = :run AND outcome = 'succeeded';
 
 -- name: finish_done
--- takes id, run, started, now; by number, since a batch binds hundreds.
+-- takes id, run, started, now and the worker's name, NULL where only its row tells; by number,
+-- since a batch binds hundreds.
 INSERT INTO done (id, queue, outcome, priority, run, attempts, max_attempts, deaths, task, job_key,
     headers, job_group, enqueued_us, ready_us, claimed_us, started_us, finished_us, worker, payload)
 SELECT id, queue, 'succeeded', priority, run, attempts + 1, max_attempts, deaths, task, job_key,
     headers, job_group, enqueued_us, ready_us, claimed_us, ?3, ?4,
-    (SELECT worker FROM holder WHERE holder.id = job.holder), payload
+    coalesce(?5, (SELECT worker FROM holder WHERE holder.id = job.holder)), payload
 FROM job WHERE id = ?1 AND run = ?2 AND state = 'claimed';
 
 -- name: finish_dead
@@ -473,6 +478,10 @@ FROM job WHERE id = :id AND run = :run AND state = 'claimed';
 -- name: finish_remove
 -- takes id, run.
 DELETE FROM job WHERE id = ?1 AND run = ?2 AND state = 'claimed';
+
+-- name: finish_removes
+-- removes what finish_done has just stored (ids as a JSON array), each fenced by that.
+DELETE FROM job WHERE id IN (SELECT value FROM json_each(:ids)) AND +state = 'claimed';
 
 -- name: finish_ready
 -- keeps seq where :seq is NULL: a released job goes back to where it stood, and so does one

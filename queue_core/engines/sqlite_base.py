@@ -7,6 +7,7 @@ plain reads. The transitions themselves are `sqlite.py`'s.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import sqlite3
@@ -28,6 +29,7 @@ from queue_core.lockfile import NETWORK_FILESYSTEMS, filesystem_type
 from queue_core.stats import OPERATED, Snapshot, Tally
 
 T = TypeVar("T")
+_log = logging.getLogger("queue_core.queue")
 
 DATA_VERSION_SECONDS: Final = 1.0
 """How often a waiter looks for commits of writers that do not ring."""
@@ -75,6 +77,7 @@ class SqliteBase:
         self._names: dict[int, str] = {}
         self._holders: dict[int, dict[str, Any]] = {}
         self._seen_version = -1
+        self._rung = False  # a bell woke us: there is something, claim it without a look
         self._rung_after: set[str] = set()
         self._file = SqliteFile(
             self.path,
@@ -129,15 +132,18 @@ class SqliteBase:
         flush: bool,
         operation: str,
         tally: Tally | None = None,
+        ring: Callable[[T], None] | None = None,
     ) -> T:
         """Run `work(connection, tally, now)` in a transaction that also stores its tally.
 
         What is in `tally` already is stored with it. `operation` is one of `stats.OPERATIONS`.
+        `ring` is called with the result before the flush: a waiter begins while the disk works.
         """
         return self._file.write(
             lambda connection: self._counted(connection, work, tally),
             flush=flush,
             operation=operation,
+            ring=ring,
         )
 
     def _counted(
@@ -191,7 +197,11 @@ class SqliteBase:
     # ------------------------------------------------------------ the rest
 
     def configure(self, queue: str, **options: Any) -> None:
-        """Store options of a queue; those not named stay as they are."""
+        """Store options of a queue; those not named stay as they are.
+
+        Of two who want different limits the later one has its way, so the log says it.
+        """
+        changed: dict[str, tuple[int, Any]] = {}
         names = ("paused", "max_depth", "key_ttl_us", "keep_done_us", "keep_dead_us")
         if unknown := set(options) - set(names):
             raise PayloadInvalid(f"queue {queue!r} has no option {', '.join(sorted(unknown))}")
@@ -215,10 +225,16 @@ class SqliteBase:
             if merged["paused"] != before["paused"]:
                 self._operated(tally, "pause" if merged["paused"] else "resume")
             connection.execute(SQL["queue_configure"], merged | {"queue": queue_id})
+            changed.update(
+                (name, (before[name], merged[name]))
+                for name in names[1:]
+                if before[name] not in (None, merged[name])
+            )
 
         if not self._file.read(same):
-            self._write(work, flush=True, operation="other")
-            self._bell.ring(queue)
+            self._write(work, flush=True, operation="other", ring=lambda _: self._bell.ring(queue))
+        for name, (old, new) in changed.items():
+            _log.warning("queue %r: %s was %s and is now %s, for everybody", queue, name, old, new)
 
     def wait(
         self, queues: Sequence[str] | None, timeout_seconds: float, wake_fd: int | None = None
@@ -229,6 +245,7 @@ class SqliteBase:
             left_seconds = (deadline - self.clock.monotonic_us()) / 1_000_000
             slice_seconds = min(max(0.0, left_seconds), DATA_VERSION_SECONDS)
             if self._bell.wait(queues, slice_seconds, wake_fd):
+                self._rung = True
                 return True
             version = self._file.data_version()
             changed, self._seen_version = version != self._seen_version, version

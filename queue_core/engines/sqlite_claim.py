@@ -17,12 +17,12 @@ from queue_core import stats
 from queue_core.engine import ClaimRequest
 from queue_core.engines import sqlite_finish
 from queue_core.engines.sql import SQL
-from queue_core.engines.sqlite_reads import claimed
 from queue_core.job import Claim, Claimed, Outcome, Reason, Settlement, State
 from queue_core.stats import Tally
 
-Taken = list[tuple[tuple[Any, ...], str]]
-"""Claimed rows as they came, each with the name of its queue."""
+Taken = list[tuple[Any, ...]]
+"""Claimed rows as they came: the fields of `Claimed`, in its order."""
+_TASK, _READY_US, _EXPIRES_US = map(Claimed._fields.index, ("task", "ready_us", "expires_us"))
 
 EXPIRED_LIMIT: Final = 500
 """Expired jobs that one look clears beside those it met, so that a heap of them goes fast."""
@@ -100,24 +100,20 @@ def claim(
             wanted = request.limit - len(taken)
             if wanted <= 0:
                 return taken
-            rows = connection.execute(
-                SQL["claim_jobs"],
-                {
-                    "queue": queue_id,
-                    "limit": wanted,
-                    "holder": holder,
-                    "lease": lease_us,
-                    "now": now_us,
-                    "started": int(request.starts),
-                },
-            ).fetchall()
+            parameters = {
+                "queue": queue_id, "name": name, "limit": wanted, "holder": holder,
+                "lease": lease_us, "now": now_us, "started": int(request.starts),
+            }  # fmt: skip
+            rows = connection.execute(SQL["claim_rows"], parameters).fetchall()
             if not rows:
                 break
-            rows.sort(key=lambda row: (-row[7], row[17]))
+            parameters["ids"] = json.dumps([row[0] for row in rows])
+            if connection.execute(SQL["claim_jobs"], parameters).rowcount != len(rows):
+                raise sqlite3.DatabaseError("claim_jobs did not find what claim_rows had read")
             fit = _sift(connection, tally, now_us, queue_id, request, holder, rows)
             _count(tally, now_us, queue_id, request, fit)
             ids[name] = queue_id
-            taken.extend((row, name) for row in fit)
+            taken.extend(fit)
             if len(rows) < wanted:
                 break
     return taken
@@ -125,7 +121,7 @@ def claim(
 
 def records(taken: Taken) -> list[Claimed]:
     """Return claimed rows as records; done when the lock is free again."""
-    return [claimed(row, name) for row, name in taken]
+    return list(map(Claimed._make, taken))
 
 
 def _sift(
@@ -140,16 +136,16 @@ def _sift(
     """Return the rows to hand out; the expired die, those without a handler step aside."""
     fit, expired, aside = [], [], []
     for row in rows:
-        if row[14] is not None and row[14] <= now_us:
+        if row[_EXPIRES_US] is not None and row[_EXPIRES_US] <= now_us:
             expired.append(row)
-        elif request.tasks is not None and row[2] not in request.tasks:
+        elif request.tasks is not None and row[_TASK] not in request.tasks:
             aside.append(row)
         else:
             fit.append(row)
     if aside:
         connection.executemany(SQL["claim_park"], [(row[0], row[1]) for row in aside])
         for row in aside:
-            tally.add(queue_id, row[2], stats.PARKED)
+            tally.add(queue_id, row[_TASK], stats.PARKED)
     if expired:
         claims = [(row[0], row[1]) for row in expired]
         parameters = {
@@ -180,9 +176,9 @@ def _count(
     if not rows:
         return
     tally.move(queue_id, State.READY, State.CLAIMED, len(rows))
-    for task, number in Counter([row[2] for row in rows]).items():
+    for task, number in Counter([row[_TASK] for row in rows]).items():
         tally.add(queue_id, task, stats.CLAIMS, "", number)
     if request.starts:
         for row in rows:
-            tally.add(queue_id, row[2], stats.STARTED)
-            tally.observe_us(queue_id, row[2], stats.WAIT, now_us - row[12])
+            tally.add(queue_id, row[_TASK], stats.STARTED)
+            tally.observe_us(queue_id, row[_TASK], stats.WAIT, now_us - row[_READY_US])

@@ -40,11 +40,18 @@ class SqliteFile(SqliteHandle):
     # ------------------------------------------------------------ transactions
 
     def write(
-        self, work: Callable[[sqlite3.Connection], T], *, flush: bool, operation: str = "other"
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        flush: bool,
+        operation: str = "other",
+        ring: Callable[[T], None] | None = None,
     ) -> T:
         """Run `work` in one write transaction under the lock; with `flush`, durable on return.
 
-        `work` may run twice if a writer that ignores the lock is in the way, so
+        `ring` is called with the result once it is committed and the lock is free, before the
+        flush. What others make of it is newer in the same log, so a power cut cannot keep that
+        and lose this. `work` may run twice if a writer that ignores the lock is in the way, so
         it must only touch the database. Raises QueueBusy after the lock's
         deadline, and a DatabaseError that says what is wrong with the file.
         """
@@ -57,6 +64,8 @@ class SqliteFile(SqliteHandle):
             finally:
                 self._release_lock()
             ticket = self._commits
+        if ring is not None:
+            ring(result)
         if flush:
             self.flush(ticket)
         if ticket % COMMITS_PER_LOG_CHECK == 0 and self.log_bytes() > WRITER_CHECKPOINT_BYTES:

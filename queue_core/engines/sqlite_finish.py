@@ -15,11 +15,16 @@ from typing import Any
 
 from queue_core import stats
 from queue_core.engines.sql import SQL
-from queue_core.job import Outcome, Settled, Settlement, Stale, State
+from queue_core.job import (
+    ERROR_CHARS_MAX,
+    TRACEBACK_CHARS_MAX,
+    Outcome,
+    Settled,
+    Settlement,
+    Stale,
+    State,
+)
 from queue_core.stats import Tally
-
-ERROR_LENGTH_MAX = 2048
-TRACEBACK_LENGTH_MAX = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,10 @@ def settle(
             continue
         del held[claim.id]
         results.append(Settled(claim=claim, state=settlement.to))
-        groups[settlement.to].append(_parameters(settlement, row, now_us))
-        if settlement.started_us is not None and settlement.to is not State.DONE:
-            attempts.append(_ledger_line(settlement, now_us))
+        parameters = _parameters(settlement, row, now_us)
+        groups[settlement.to].append(parameters)
+        if parameters["started"] is not None and settlement.to is not State.DONE:
+            attempts.append(_ledger_line(settlement, parameters["started"], now_us))
         if row.key is not None and settlement.to in {State.DONE, State.DEAD}:
             keys.append((row.queue, row.key, claim.id))
         if settlement.to is State.READY:
@@ -103,24 +109,25 @@ class Plain:
     """A batch of plain successes, made ready for the disk before the lock is taken."""
 
     results: list[Settled | Stale]
-    rows: list[tuple[int, int, int, int]]
+    rows: list[tuple[int, int, int, int, str]]
     tally: Tally
 
 
 def plain(
-    settlements: Sequence[Settlement], queues: Mapping[str, int], now_us: int
+    settlements: Sequence[Settlement], queues: Mapping[str, int], now_us: int, worker: str
 ) -> Plain | None:
-    """Prepare a batch of successes of jobs without keys; None if it is not such a batch.
+    """Prepare a worker's batch of successes of jobs without keys; None if it is no such batch.
 
     Most batches are, and all the counting for them is done here, where nobody
     waits for us. `store` then only has to write.
     """
     groups: defaultdict[tuple[str, str], list[Settlement]] = defaultdict(list)
     rows = []
+    done = State.DONE
     for settlement in settlements:
         row, started_us = settlement.row, settlement.started_us
         if (
-            settlement.to is not State.DONE
+            settlement.to is not done
             or row is None
             or row.key is not None
             or started_us is None
@@ -128,13 +135,14 @@ def plain(
         ):
             return None
         groups[(row.queue, row.task)].append(settlement)
-        rows.append((row.id, row.run, started_us, now_us))
+        rows.append((row.id, row.run, started_us, now_us, worker))
+    if len({row[0] for row in rows}) != len(rows):
+        return None  # a claim named twice is settled once
     tally = Tally()
     for (queue, task), group in groups.items():
         _count_plain(tally, queues[queue], task, group, now_us)
-    done = State.DONE
     return Plain(
-        results=[Settled(claim=settlement.claim, state=done) for settlement in settlements],
+        results=[Settled(settlement.claim, done) for settlement in settlements],
         rows=rows,
         tally=tally,
     )
@@ -145,8 +153,8 @@ def store(connection: sqlite3.Connection, batch: Plain) -> None:
     number = len(batch.rows)
     if connection.executemany(SQL["finish_done"], batch.rows).rowcount != number:
         raise SomeStale
-    claims = [row[:2] for row in batch.rows]
-    if connection.executemany(SQL["finish_remove"], claims).rowcount != number:
+    ids = json.dumps([row[0] for row in batch.rows])
+    if connection.execute(SQL["finish_removes"], {"ids": ids}).rowcount != number:
         raise SomeStale
 
 
@@ -197,29 +205,31 @@ def _parameters(settlement: Settlement, row: _Held, now_us: int) -> dict[str, An
         "suspect": int(settlement.suspect),
         "due": now_us + settlement.delay_us,
         "reason": settlement.reason,
-        "error": cut(settlement.error, ERROR_LENGTH_MAX),
-        "traceback": cut(settlement.traceback, TRACEBACK_LENGTH_MAX),
+        "error": cut(settlement.error, ERROR_CHARS_MAX),
+        "traceback": cut(settlement.traceback, TRACEBACK_CHARS_MAX, keep_end=True),
     }
 
 
-def _ledger_line(settlement: Settlement, now_us: int) -> dict[str, Any]:
+def _ledger_line(settlement: Settlement, started_us: int, now_us: int) -> dict[str, Any]:
     return {
         "id": settlement.claim.id,
         "run": settlement.claim.run,
-        "started": settlement.started_us,
+        "started": started_us,
         "now": now_us,
         "outcome": settlement.outcome,
         "cause": settlement.cause,
-        "error": cut(settlement.error, ERROR_LENGTH_MAX),
+        "error": cut(settlement.error, ERROR_CHARS_MAX),
     }
 
 
-def cut(text: str | None, length: int) -> str | None:
-    """Bound a text that came from a handler; the end of it is kept, where the cause stands."""
+def cut(text: str | None, length: int, *, keep_end: bool = False) -> str | None:
+    """Bound a text that came from a handler, and replace what no database takes."""
     if text is None:
         return None
     text = text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\\0")
-    return text if len(text) <= length else "…" + text[-(length - 1) :]
+    if len(text) <= length:
+        return text
+    return "…" + text[1 - length :] if keep_end else text[: length - 1] + "…"
 
 
 _MOVES = {
@@ -253,7 +263,7 @@ def _give_places(connection: sqlite3.Connection, rows: list[dict[str, Any]]) -> 
 
 def _bound(name: str, rows: list[dict[str, Any]]) -> Sequence[Any]:
     if name == "finish_done":
-        return [(row["id"], row["run"], row["started"], row["now"]) for row in rows]
+        return [(row["id"], row["run"], row["started"], row["now"], None) for row in rows]
     if name == "finish_remove":
         return [(row["id"], row["run"]) for row in rows]
     return rows

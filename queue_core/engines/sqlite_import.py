@@ -16,7 +16,7 @@ from queue_core.engines import sqlite_finish
 from queue_core.engines.sql import SQL, load
 from queue_core.engines.sqlite_enqueue import BODY_BYTES
 from queue_core.errors import IdempotencyConflict
-from queue_core.job import Enqueued, State
+from queue_core.job import ERROR_CHARS_MAX, Enqueued, State
 from queue_core.stats import Tally
 from queue_core.upkeep import ImportJob
 
@@ -105,7 +105,7 @@ def _insert(
         "ready": None if delayed else now_us,
         "finished": finished_us,
         "reason": job.reason,
-        "error": sqlite_finish.cut(job.error, sqlite_finish.ERROR_LENGTH_MAX),
+        "error": sqlite_finish.cut(job.error, ERROR_CHARS_MAX),
         "payload": None if large else job.payload,
     }
     place = job.state.value if job.state in {State.DEAD, State.DONE} else "live"

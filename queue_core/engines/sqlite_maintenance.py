@@ -58,9 +58,12 @@ class SqliteMaintenance(SqliteBase):
             known = (self._queue_made(connection, queue, now_us), queue)
             return sqlite_import.import_jobs(connection, tally, now_us, known, jobs)
 
-        results, ready = self._write(work, flush=True, operation="enqueue")
-        if ready:
-            self._bell.ring(queue)
+        results, _ = self._write(
+            work,
+            flush=True,
+            operation="enqueue",
+            ring=lambda done: self._bell.ring(queue) if done[1] else None,
+        )
         return results
 
     def imported(self, origins: Sequence[str]) -> set[str]:

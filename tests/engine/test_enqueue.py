@@ -235,6 +235,26 @@ def test_a_batch_that_does_not_fit_is_refused_whole(engine: Engine) -> None:
     assert engine.counts(QUEUE)["ready"] == 0
 
 
+def test_of_two_limits_the_later_one_holds_and_is_logged(
+    database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who gives none leaves the stored one; who gives another changes it for all, and visibly."""
+    with Queue[int](database, "jobs", max_depth=2) as first:
+        first.put_many([1, 2])
+        with Queue[int](database, "jobs") as second, pytest.raises(QueueFull):
+            second.put(3)
+        with Queue[int](database, "jobs", max_depth=2):
+            assert caplog.messages == [], "nobody disagreed"
+        with Queue[int](database, "jobs", max_depth=3, keep_done_seconds=9):
+            assert first.put(3)
+            assert caplog.messages == ["queue 'jobs': max_depth was 2 and is now 3, for everybody"]
+        (facts,) = first.engine.snapshot().queues
+        assert facts.max_depth == 3
+        first.engine.configure("jobs", max_depth=None)
+        first.put_many([4] * 9)
+        assert len(caplog.messages) == 2
+
+
 def test_a_duplicate_needs_no_room(engine: Engine) -> None:
     """A producer that asks again at capacity learns that its job is stored."""
     engine.configure(QUEUE, max_depth=1)

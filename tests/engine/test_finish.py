@@ -13,7 +13,14 @@ import pytest
 from queue_core import Outcome, PayloadInvalid, Queue, Reason, StaleClaim, State
 from queue_core.clock import FakeClock
 from queue_core.engine import Engine, Holder
-from queue_core.job import TRANSITIONS, Claim, Settled, Stale
+from queue_core.job import (
+    ERROR_CHARS_MAX,
+    TRACEBACK_CHARS_MAX,
+    TRANSITIONS,
+    Claim,
+    Settled,
+    Stale,
+)
 from tests.engine.conftest import (
     QUEUE,
     SECOND_US,
@@ -168,7 +175,7 @@ def test_the_ledger_tells_every_attempt_in_order(engine: Engine, clock: FakeCloc
                 cause="why", error=f"it {outcome}",
             )
         ])  # fmt: skip
-    (unstarted,) = take(engine)
+    (unstarted,) = take(engine, starts=False)
     engine.finish([settlement(unstarted, State.READY)])
     (last,) = take(engine)
     clock.advance(1)
@@ -202,7 +209,7 @@ def test_the_ledger_keeps_the_newest_hundred(engine: Engine, database: Path) -> 
 def test_errors_are_bounded_and_storable(engine: Engine, make_job: MakeJob, length: int) -> None:
     """What a handler says cannot break the store: no NUL, no lone surrogate, no megabytes."""
     job = make_job(State.CLAIMED)
-    text = "\ud800\0é" * length + "the end"
+    text = "the start" + "\ud800\0é" * length + "the end"
     engine.finish(
         [settlement(job, State.DEAD, error=text, traceback=text, started_us=1)]
     )  # fmt: skip
@@ -210,8 +217,9 @@ def test_errors_are_bounded_and_storable(engine: Engine, make_job: MakeJob, leng
     assert record is not None
     assert record.error is not None
     assert record.traceback is not None
-    for kept, most in ((record.error, 2048), (record.traceback, 16 * 1024)):
-        assert kept.endswith("the end")
+    assert record.error.startswith("the start")
+    assert record.traceback.endswith("the end")
+    for kept, most in ((record.error, ERROR_CHARS_MAX), (record.traceback, TRACEBACK_CHARS_MAX)):
         assert len(kept) <= most
         assert "\0" not in kept
         kept.encode("utf-8")
@@ -240,6 +248,21 @@ def test_a_turn_may_claim_what_it_just_released(engine: Engine) -> None:
     (row,) = engine.claim(request(QUEUE), holder=holder)
     _, (again,) = engine.turn([settlement(row, State.READY)], request(QUEUE), holder=holder)
     assert (again.id, again.run) == (row.id, row.run + 1)
+
+
+def test_an_attempt_that_counts_as_started_stands_in_the_ledger_too(engine: Engine) -> None:
+    """A worker may die between its claim, which is the start, and its note that it begins."""
+    put(engine)
+    (row,) = take(engine, starts=True)
+    engine.finish([settlement(row, State.READY, outcome=Outcome.INTERRUPTED)])
+    counts = engine.counts(QUEUE)
+    record = engine.find(row.id)
+    assert record is not None
+    (line,) = record.ledger
+    assert (line.run, line.outcome) == (row.run, Outcome.INTERRUPTED)
+    assert line.started_us == row.claimed_us
+    assert counts["attempts_started_total"] == 1
+    assert counts["attempts_finished_total:interrupted"] == 1
 
 
 def test_a_batch_that_was_not_started_is_counted_when_it_starts(

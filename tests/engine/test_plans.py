@@ -121,7 +121,9 @@ def test_exceptions_name_statements_that_exist_and_need_them(
 
 
 HOT = {
-    "claim_jobs": "job_ready (queue=?)",
+    "claim_rows": "job_ready (queue=?)",
+    "claim_jobs": "INTEGER PRIMARY KEY (rowid=?)",
+    "finish_removes": "INTEGER PRIMARY KEY (rowid=?)",
     "promote_due": "job_delayed (queue=? AND due_us<?)",
     "promote_next": "job_delayed (queue=?)",
     "reap_next": "job_claimed",
