@@ -41,9 +41,9 @@ DATABASE_TROUBLE: Final = "database_trouble"
 
 TURN_SECONDS: Final = 0.010
 """Work claimed at once; measured, it brings batches of 256 for no-op jobs and 1 for slow ones."""
-TURN_SECONDS_BEHIND: Final = 0.035
-"""The same while more waits than the last turn took: jobs of 10 ms then share a turn by threes,
-which costs a worker 1 % of its time instead of 3 %. What waits would have waited anyway."""
+TURN_SECONDS_BEHIND: Final = 0.050
+"""The same while more waits than the last turn took: jobs of 10 ms then share a turn by fives,
+which costs a worker 1 % of its time instead of 5 %. What waits would have waited anyway."""
 TURN_SECONDS_MAX: Final = 0.100
 """A batch that turns out slower than this is cut short, and its rest claimed anew."""
 SPEED_WEIGHT: Final = 0.2

@@ -107,7 +107,7 @@ def claim(
             rows = connection.execute(SQL["claim_rows"], parameters).fetchall()
             if not rows:
                 break
-            parameters["ids"] = json.dumps([row[0] for row in rows])
+            parameters["ids"] = str([row[0] for row in rows])  # reads the same in JSON
             if connection.execute(SQL["claim_jobs"], parameters).rowcount != len(rows):
                 raise sqlite3.DatabaseError("claim_jobs did not find what claim_rows had read")
             fit = _sift(connection, tally, now_us, queue_id, request, holder, rows)
