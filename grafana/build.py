@@ -20,15 +20,14 @@ SCHEMA: Final = 39
 
 _BUILD: Final = process("build_info")
 _CONFIG: Final = process("config_info")
-_KEEPER: Final = process("worker_cpu_seconds_total", 'pool="@keeper"')
+_START: Final = process("supervisor_start_timestamp_seconds")
 
 ANNOTATIONS: Final = [
     annotation("Alerts", 'ALERTS{service="herdsman",alertstate="firing",job=~"$job|"}', "red",
                "{{alertname}}", "{{queue}} {{task}} {{pool}} {{instance}}"),
-    # What the keeper has used starts again with the supervisor, and the version is seen anew.
     annotation("Start",
-               f"resets({_KEEPER}[$__rate_interval]) > 0"
-               f" or {_BUILD} unless on (instance) {_BUILD} offset $__rate_interval",
+               f"changes({_START}[$__rate_interval]) > 0"
+               f" or {_START} unless on (instance) {_START} offset $__rate_interval",
                "blue", "started", "{{instance}}"),
     annotation("Version",
                f"{_BUILD} unless on (instance, version) {_BUILD} offset $__rate_interval",

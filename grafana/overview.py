@@ -269,6 +269,9 @@ def _workers() -> list[Json]:
                       f"{name} of {{{{instance}}}}")
                for one, name in (("supervisor_heartbeat", "supervisor"),
                                  ("keeper_heartbeat", "keeper"), ("reaper_last_run", "reaper"))]),
+        graph("Up for", "Since the supervisor started. A fall is a new start.", "s",
+              [target(f"{_SEEN}max by (instance) ("
+                      f"{process('supervisor_start_timestamp_seconds')})", "{{instance}}")]),
         graph("Duties of the keeper, since",
               "Since each duty last succeeded. Prune and configure are rare by design.",
               "s", [target(f"{_SEEN}max by (duty) ("

@@ -185,6 +185,8 @@ CATALOGUE: Final[tuple[Family, ...]] = (
             "CPU time of the pool's workers, the ended ones included.", _POOL),
     _family(_P, "gauge", "longest_running_job_seconds",
             "How long the longest running job has run; 0 when none runs.", _POOL),
+    _family(_P, "gauge", "supervisor_start_timestamp_seconds",
+            "When the supervisor started; a reload does not change it."),
     _family(_P, "gauge", "supervisor_heartbeat_timestamp_seconds",
             "When the supervisor's loop last turned."),
     _family(_P, "gauge", "keeper_heartbeat_timestamp_seconds",
@@ -253,6 +255,31 @@ def expected(settings: Settings) -> Expected:
         },
         config_hash=sha256(settings.model_dump_json().encode()).hexdigest()[:12],
     )
+
+
+def targets_between_bounds(settings: Settings) -> tuple[str, ...]:
+    """Return a sentence for each queue whose share of late waits cannot be counted.
+
+    A histogram counts what is below its bounds, so a target between two of them has no count.
+    """
+    bounds = stats.bounds(stats.WAIT)
+    listed = ", ".join(map(_span, bounds))
+    return tuple(
+        f"queue {name} has target_wait {_span(queue.target_wait_seconds)}, which is no bound of "
+        "the wait histogram, so the alerts on its wait budget cannot count late jobs; the nearest "
+        f"is {_span(min(bounds, key=lambda bound: abs(bound - queue.target_wait_seconds)))}, "
+        f"all are {listed}"
+        for name, queue in settings.queues.items()
+        if queue.target_wait_seconds not in bounds
+    )
+
+
+def _span(seconds: float) -> str:
+    """Write a duration as the configuration takes it, in the largest unit that leaves it whole."""
+    for size, unit in ((3600.0, "h"), (60.0, "m"), (1.0, "s")):
+        if seconds >= size and (seconds % size == 0 or unit == "s"):
+            return f"{seconds / size:.10g}{unit}"
+    return f"{seconds * 1000:.10g}ms"
 
 
 @lru_cache(maxsize=4096)

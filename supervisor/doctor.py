@@ -14,6 +14,7 @@ from queue_core import open_engine
 from queue_core.errors import QueueError
 from queue_core.upkeep import Diagnostics, Drift, Upkeep
 from supervisor import closeup, host, points
+from supervisor.catalogue import targets_between_bounds
 from supervisor.points import Point, Status, well
 from supervisor.reasons import CLOCK_STEP_SECONDS, LOG_BYTES_LARGE, brief, span
 from supervisor.settings import Settings
@@ -42,11 +43,12 @@ def _configuration(settings: Settings) -> Iterator[Point]:
             name="configuration", status=Status.INFO, seen="none was read: --database was given"
         )
         return
-    for warning in settings.warnings:
+    warnings = (*settings.warnings, *targets_between_bounds(settings))
+    for warning in warnings:
         yield Point(
             name="configuration", status=Status.WARN, seen=warning, next=f"see {settings.path}"
         )
-    if not settings.warnings:
+    if not warnings:
         yield well(
             "configuration",
             f"{settings.path}: {len(settings.handlers)} handlers, {len(settings.pools)} pools",

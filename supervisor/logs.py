@@ -290,6 +290,8 @@ def _line(name: str, level: str, fields: dict[str, Any]) -> bytes:
             if (trace := traceparent.of_headers(job.headers)) is not None:
                 whole["trace_id"] = trace.trace_id
         exc_info = fields.pop("exc_info", None)
+        if "exception" in fields:  # the key of a traceback, which has lines of its own
+            fields["exception_"] = fields.pop("exception")
         whole.update({k: v for k, v in fields.items() if k not in _HEAD})
         if exc_info:
             whole["exception"] = _exception(exc_info)

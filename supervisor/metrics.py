@@ -117,6 +117,10 @@ class ProcessCollector(Collector):
     def _tree(self, facts: ProcessFacts) -> Iterator[Metric]:
         now_seconds = time.time_ns() / 1e9
         keeper = facts.keeper_age_seconds
+        started = facts.supervisor_started_seconds
+        yield scalars(
+            "supervisor_start_timestamp_seconds", [] if started is None else [((), started)]
+        )
         yield scalars(
             "supervisor_heartbeat_timestamp_seconds",
             [((), now_seconds - facts.supervisor_age_seconds)],

@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
+from supervisor.linux import wall_seconds
 from supervisor.policy import Cause, code_of
 from supervisor.slot import FAULT_OPERATIONS, FAULTS
 from supervisor.slots import (
@@ -121,7 +122,8 @@ class ProcessFacts:
     memory of the live processes, `cpu_us` the time used by each process still
     in the table, dead ones too: `(pool, slot, epoch)` to microseconds. `duties`
     are those of the keeper that succeeded at least once, `faults` the failed
-    transactions by `(operation, kind)`.
+    transactions by `(operation, kind)`. `supervisor_started_seconds` is wall
+    time, None when it cannot be known.
     """
 
     pools: tuple[PoolFacts, ...]
@@ -134,6 +136,7 @@ class ProcessFacts:
     cpu_us: Mapping[tuple[str, int, int], int]
     duties: Mapping[str, DutyFacts] = field(default_factory=dict)
     faults: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    supervisor_started_seconds: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -194,6 +197,7 @@ def read_processes(table: SlotTable, now_ns: int | None = None) -> ProcessFacts:
                 strict=True,
             )
         ),
+        supervisor_started_seconds=wall_seconds(table.supervisor_start_time),
     )
 
 

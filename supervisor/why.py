@@ -6,6 +6,7 @@ Boundary: pure; facts in, sentences out, most severe first. Who gathers the fact
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -260,8 +261,7 @@ def _queues(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 level=Level.BROKEN if ready else Level.NOTE, code="queue_paused", about=name,
                 what=f"{name}: paused, {jobs_are(ready, 'wait')}",
-                next="let claims go on, in Python: "
-                f'Queue("{facts.database}", "{queue.name}").resume()',
+                next=f"`herdsman queues resume {shlex.quote(queue.name)}` lets claims go on",
             )  # fmt: skip
         elif covered is not None and queue.name not in covered:
             yield Finding(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from supervisor.cli import (
+    backup,
     chaos,
     check,
     dead,
@@ -20,6 +21,7 @@ from supervisor.cli import (
     jobs,
     metrics,
     put,
+    queues,
     run,
     status,
     top,
@@ -84,6 +86,8 @@ app.command("top", rich_help_panel=LOOK)(top.top)
 app.command("why", rich_help_panel=LOOK)(why.why)
 app.command("metrics", rich_help_panel=LOOK)(metrics.metrics)
 app.add_typer(workers.app, name="workers", rich_help_panel=MEND)
+app.add_typer(queues.app, name="queues", rich_help_panel=MEND)
+app.command("backup", rich_help_panel=MEND)(backup.backup)
 app.command("doctor", rich_help_panel=MEND)(doctor.doctor)
 app.command("chaos", rich_help_panel=MEND)(chaos.chaos)
 

@@ -41,6 +41,7 @@ def check(config: Config = None, as_json: Json = False) -> None:
     import typer
 
     from supervisor import settings as reading
+    from supervisor.catalogue import targets_between_bounds
     from supervisor.faults import SettingsError
 
     faults: list[Fault] = []
@@ -48,7 +49,7 @@ def check(config: Config = None, as_json: Json = False) -> None:
     settings: Settings | None = None
     try:
         settings = reading.load(config)
-        warnings = settings.warnings
+        warnings = (*settings.warnings, *targets_between_bounds(settings))
         faults += _handlers(settings) + _token(settings) + _database(settings)
     except SettingsError as error:
         faults += error.faults

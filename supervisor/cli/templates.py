@@ -28,6 +28,11 @@ database = "$database"
 # and given back without spending an attempt. Keep it below the time-out of systemd or Docker.
 # grace = "20s"
 
+# Import the handlers once, before the workers are forked: they start sooner and share memory.
+# Modules must then start no thread as they are imported, and open no file or connection that
+# workers cannot share. New code takes a restart: a reload brings new settings only.
+# preload = false
+
 [web]
 # Where /metrics, /livez, /readyz and the dashboard are served; "off" serves nothing.
 # An address that other machines can reach needs a token_file.
@@ -54,6 +59,9 @@ database = "$database"
 # timeout = "15m"
 # Earlier than that, the handler itself may be interrupted by an exception. Default: never.
 # soft_timeout = "14m"
+# A job whose worker, with all it has started, uses more memory than this is ended, and charged
+# with a crash. Looked at once a second; an idle worker uses some 40 MB itself. Default: no limit.
+# max_memory = "512MB"
 # Attempts until a job is dead; a job can bring its own number.
 # max_attempts = 5
 # Exceptions after which another attempt makes sense; when set, any other makes the job dead.
@@ -103,7 +111,8 @@ backoff = { base = "500ms", cap = "10s" }
 # keep_dead = "forever"
 # How long a finished job still refuses its key to others. Default: as long as it is kept.
 # key_ttl = "1d"
-# The longest wait you would call normal; dashboards and alerts compare with it.
+# The longest wait you would call normal; dashboards and alerts compare with it. Late starts are
+# counted if it is a bound of the histogram: 1s, 2.5s, 5s, 10s, 30s, 1m, 2m, 5m, 10m, 30m, 1h, …
 # target_wait = "1m"
 # Start with the queue paused (true) or running (false). Default: leave it as it is.
 # paused = false

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.campaign.roles import WHOLE
 from tests.fault.checks import faults
 
 POISON_DEATHS = 3
@@ -42,7 +43,7 @@ class Notes:
 
     @classmethod
     def read(cls, folder: Path) -> Notes:
-        """Read all files; a line cut short by a kill cannot be, each is one write."""
+        """Read all files; a line that a kill has cut short says nothing."""
         notes = cls()
         for line in _lines(folder / "puts"):
             notes.puts.append((int(line[0]), line[1], line[2]))
@@ -70,7 +71,9 @@ class Notes:
 def _lines(path: Path) -> Iterator[list[str]]:
     if path.exists():
         for line in path.read_text().splitlines():
-            yield line.split()
+            *words, last = line.split() or [""]
+            if last == WHOLE:
+                yield words
 
 
 class Books:

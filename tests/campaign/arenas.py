@@ -15,6 +15,7 @@ from pathlib import Path
 
 from queue_core import Queue
 from supervisor.slot import Kind
+from tests.campaign import numbers
 from tests.campaign.accounts import Books
 from tests.campaign.roles import BATCH_MAX, HANDLERS, consume, produce
 from tests.conftest import wait_until
@@ -23,9 +24,15 @@ from tests.process.service import Service
 SETTLE_SECONDS_MAX = 90.0
 KILLED = {"producer": 40, "worker": 42, "keeper": 13, "supervisor": 5}
 """Who is killed beside a supervisor, of a hundred."""
+RELOAD_CHANCE = 0.05
 FREEZE_CHANCE = 0.15
 FREEZE_SECONDS = 1.3
 """Longer than the lease of a consumer."""
+FREEZE_TRIES = 50
+HOLDS = """
+SELECT 1 FROM job JOIN holder ON holder.id = job.holder
+WHERE job.state = 'claimed' AND holder.worker = ?
+"""
 
 
 class Arena:
@@ -54,8 +61,13 @@ class Arena:
         with closing(sqlite3.connect(self.database)) as connection:
             connection.execute("CREATE TABLE mine (n TEXT PRIMARY KEY)")
             connection.commit()
+        self._fork("watcher", self._watch)
         for _ in range(self.producers):
             self._fork("producer", self._produce)
+
+    def _watch(self, _seed: int) -> None:
+        numbers.watch(self.folder, self.database)
+        os._exit(0)
 
     def _produce(self, seed: int) -> None:
         produce(self.folder, self.database, "work", seed)
@@ -114,13 +126,24 @@ class Arena:
             )
 
     def books(self) -> Books:
-        """Return the accounts, when everybody is gone."""
+        """Return the accounts, when everybody is gone; the last scrape is taken then."""
+        (self.folder / numbers.ENOUGH).touch()
+        for pid in self._children("watcher"):
+            gone = wait_until(lambda pid=pid: self._ended(pid), what="the last scrape")
+            assert gone == (pid, 0), f"the scrapes failed: {gone}"
+            del self._pids[pid], self._kinds[pid]
         return Books(self.folder, self.database)
 
+    def _ended(self, pid: int) -> tuple[int, int] | None:
+        found = os.waitpid(pid, os.WNOHANG)
+        return found if found[0] else None
+
     def faults(self, books: Books) -> list[str]:
-        """Return what is wrong with the accounts."""
+        """Return what is wrong with the accounts, and with the numbers shown to operators."""
         # The first job, and what each killed producer may have put and not noted.
-        return list(books.faults(unnoted_max=1 + self.killed["producer"] * BATCH_MAX))
+        found = list(books.faults(unnoted_max=1 + self.killed["producer"] * BATCH_MAX))
+        self.scrapes = numbers.Scrapes.read(self.folder)
+        return found + list(numbers.faults(books, self.scrapes, self.killed))
 
     def end(self) -> None:
         """Kill and reap whoever is left."""
@@ -142,7 +165,12 @@ class Supervised(Arena):
         self.service.started()
 
     def strike(self) -> None:
-        """Kill a producer, a worker, the keeper, or all of them by way of the supervisor."""
+        """Kill a producer, a worker, the keeper, or all of them by way of the supervisor.
+
+        Now and then it is made to reload, which replaces every worker meanwhile.
+        """
+        if self.chance.random() < RELOAD_CHANCE and self.service.pid_of(Kind.KEEPER):
+            self.service.send(signal.SIGHUP)
         kind = self.chance.choices(list(KILLED), list(KILLED.values()))[0]
         if kind == "producer":
             self._kill_child(self.chance.choice(self._children("producer")))
@@ -189,16 +217,28 @@ class Library(Arena):
     def strike(self) -> None:
         """Kill a producer or a consumer; freeze one now and then, so that its lease is lost."""
         self._thaw(time.monotonic() - FREEZE_SECONDS)
-        if self.chance.random() < FREEZE_CHANCE:
-            pid = self.chance.choice(self._children("consumer"))
-            os.kill(pid, signal.SIGSTOP)
-            self._frozen.setdefault(pid, time.monotonic())
+        # Who was killed while frozen would not try to settle a lost claim.
+        awake = [pid for pid in self._children("consumer") if pid not in self._frozen]
+        if len(awake) > 1 and self.chance.random() < FREEZE_CHANCE:
+            self._freeze(self.chance.choice(awake))
             return
         kind = self.chance.choice(["producer", "consumer"])
-        pid = self.chance.choice(self._children(kind))
+        pid = self.chance.choice(awake if kind == "consumer" else self._children(kind))
         work = self._pids[pid]
         self._kill_child(pid)
         self._fork(kind, work)
+
+    def _freeze(self, pid: int) -> None:
+        """Freeze a consumer, by preference while it holds claims: those are lost meanwhile."""
+        for _ in range(FREEZE_TRIES):
+            os.kill(pid, signal.SIGSTOP)
+            with closing(sqlite3.connect(self.database)) as connection:
+                if connection.execute(HOLDS, (f"pid {pid}",)).fetchone():
+                    break
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGSTOP)
+        self._frozen[pid] = time.monotonic()
 
     def _thaw(self, frozen_before: float) -> None:
         for pid, since in list(self._frozen.items()):

@@ -1,9 +1,10 @@
 """Be a producer or a worker that writes down, outside the database, what it was told.
 
 Every line goes to a file opened for appending, in one write: what a killed process had
-written stays, and lines of several processes do not mix. A line is written after the fact it
-tells: a put's after `put` returned, a verdict's after it was decided, a settlement's after the
-ack returned.
+written stays, and lines of several processes do not mix. A kill can still cut a line where it
+crosses a page of the file, so each begins with a line break and ends with a mark. A line is
+written after the fact it tells: a put's after `put` returned, a verdict's after it was decided,
+a settlement's after the ack returned.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ NOTES = os.open(FOLDER / "notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 def note(*words):
     """Append a line in one write."""
-    line = " ".join(map(str, words)) + f" {os.getpid()} {time.monotonic_ns()}\\n"
-    os.write(NOTES, line.encode())
+    line = " ".join(map(str, words)) + f" {os.getpid()} {time.monotonic_ns()}"
+    os.write(NOTES, f"\\n{line} .\\n".encode())
 
 
 def verdict(payload, attempt):
@@ -62,6 +63,8 @@ def work(payload, job):
     return None
 '''
 
+WHOLE = "."
+"""The last word of a line that was not cut."""
 BATCH_MAX = 5
 BACKLOG_MAX = 150
 ATTEMPTS_OF_EXHAUST = 3
@@ -70,7 +73,7 @@ ATTEMPTS_OF_EXHAUST = 3
 def write(folder: Path, name: str, *words: object) -> None:
     """Append a line to one of the files."""
     descriptor = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
+    os.write(descriptor, ("\n" + " ".join(map(str, words)) + f" {WHOLE}\n").encode())
     os.close(descriptor)
 
 
@@ -99,7 +102,7 @@ def produce(folder: Path, database: Path, queue_name: str, seed: int) -> None:
         jobs = []
         for _ in range(number):
             serial += 1
-            more = {"tx": 1} if way == "tx" else {}
+            more = {way: 1} if way in ("tx", "key") else {}
             jobs.append(payload(chance, do, f"{seed}-{serial}", **more))
         spent = ATTEMPTS_OF_EXHAUST if do == "exhaust" else None
         try:

@@ -8,6 +8,7 @@ notes. The web listens on a port that the system chooses.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -50,9 +51,12 @@ FOLDER = Path(__file__).parent
 
 
 def note(*words):
-    """Append a line in one write, so that those of several processes do not mix."""
+    """Append a line in one write, so that those of several processes do not mix.
+
+    A kill can cut it where it crosses a page: then the break before the next one ends it.
+    """
     descriptor = os.open(FOLDER / "notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(descriptor, (" ".join(map(str, words)) + "\\n").encode())
+    os.write(descriptor, ("\\n" + " ".join(map(str, words)) + " .\\n").encode())
     os.close(descriptor)
 
 
@@ -70,8 +74,10 @@ def wait(name):
 
 
 def hold_gil(seconds):
-    """Sleep in C without giving the interpreter back."""
-    ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
+    """Sleep in C without giving the interpreter back; a signal only ends the call."""
+    until = time.monotonic() + float(seconds)
+    while (left := until - time.monotonic()) > 0:
+        ctypes.PyDLL(None).usleep(int(left * 1e6))
 
 
 def deaf(seconds):
@@ -118,6 +124,22 @@ def work(payload, job):
     note("end", job.id, job.run, os.getpid())
     return result
 '''
+
+CHANGED = """
+import importlib
+import sys
+
+for name, value in {constants}.items():
+    module, _, constant = name.partition("__")
+    found = importlib.import_module(f"supervisor.{{module}}")
+    assert hasattr(found, constant), name
+    setattr(found, constant, value)
+sys.argv = ["herdsman", *sys.argv[sys.argv.index("supervisor") + 1 :]]
+from supervisor.cli import main
+
+main()
+"""
+"""The service, started by a script that changes constants first; what is forked has them too."""
 
 CONFIG = """\
 database = {database}
@@ -179,6 +201,20 @@ class Service:
         self._sessions: list[int] = []
         self._queues: list[Queue[Any]] = []
 
+    def teach(self, source: str) -> None:
+        """Add to the handlers; before the start."""
+        with (self.folder / "service_handlers.py").open("a") as file:
+            file.write(source)
+
+    def change(self, **constants: float) -> None:
+        """Start it with other constants, each named by its module below `supervisor` and itself.
+
+        `keeper__LOCK_SECONDS=0.5` makes a lesson about five seconds one about half of one.
+        """
+        script = self.folder / "changed.py"
+        script.write_text(CHANGED.format(constants=constants))
+        self.prefix = (sys.executable, "-P", str(script))
+
     # ---- starting and ending ----------------------------------------------------------
 
     def start(self) -> Service:
@@ -197,7 +233,10 @@ class Service:
 
     def started(self) -> Service:
         """Start, and wait until every process is READY."""
-        self.start()
+        return self.start().ready()
+
+    def ready(self) -> Service:
+        """Wait until every process is READY."""
         wait_until(self._all_ready, what="all processes are READY")
         return self
 
@@ -281,12 +320,22 @@ class Service:
         return table.live() if table is not None else []
 
     def workers(self) -> dict[str, int]:
-        """Return the READY workers: name to pid."""
-        return {s.name: s.pid for s in self.slots() if s.kind is Kind.WORKER and s.ready_ns}
+        """Return the READY workers: name to pid, which is never 0 as that of a freed slot."""
+        ready = (s for s in self.slots() if s.kind is Kind.WORKER and s.ready_ns)
+        return {slot.name: pid for slot in ready if (pid := slot.pid)}
 
     def pid_of(self, kind: Kind) -> int:
         """Return the pid of the READY keeper or web, 0 when there is none."""
         return next((s.pid for s in self.slots() if s.kind is kind and s.ready_ns), 0)
+
+    def worker_in(self, state: SlotState) -> int:
+        """Wait until a worker is in a state; return its pid."""
+
+        def found() -> int:
+            workers = (slot for slot in self.slots() if slot.kind is Kind.WORKER)
+            return next((slot.pid for slot in workers if slot.state is state), 0)
+
+        return wait_until(found, what=f"a worker is in {state.name}")
 
     def running(self, job: int) -> Slot | None:
         """Return the record of the worker that is inside a job's handler, None when there is none.
@@ -353,13 +402,24 @@ class Service:
             ).fetchall()
         return {str(state): 0 for state in State} | dict(found)
 
+    @contextlib.contextmanager
+    def write_lock(self) -> Iterator[None]:
+        """Keep everyone else from writing to the database."""
+        descriptor = os.open(f"{self.database}.lock", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     # ---- what is told -----------------------------------------------------------------
 
     def notes(self, word: str) -> list[list[str]]:
-        """Return what the handlers wrote down under a word, without that word."""
+        """Return what the handlers wrote down under a word, without that word; no cut line."""
         path = self.folder / "notes"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [line.split()[1:] for line in lines if line.split()[0] == word]
+        whole = [line.split()[:-1] for line in lines if line.endswith(" .")]
+        return [words[1:] for words in whole if words[0] == word]
 
     def runs(self, word: str = "begin") -> Counter[int]:
         """Return how often each job was begun (or ended)."""

@@ -9,12 +9,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from queue_core.job import POISON_DEATHS, TRANSITIONS, Claimed, Outcome, Reason, Settlement, State
+from queue_core.job import (
+    ERROR_CHARS_MAX,
+    POISON_DEATHS,
+    TRACEBACK_CHARS_MAX,
+    TRANSITIONS,
+    Claimed,
+    Outcome,
+    Reason,
+    Settlement,
+    State,
+)
 from queue_core.retry import (
     DEFAULT_BACKOFF,
     DELAY_US_MAX,
-    ERROR_CHARS_MAX,
-    TRACEBACK_CHARS_MAX,
     Backoff,
     BackoffPolicy,
     Crashed,

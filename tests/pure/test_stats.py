@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_core import stats
+from queue_core.engines.sqlite_schema import SCHEMA_VERSION
 from queue_core.stats import COUNTERS, HISTOGRAMS, Row, Tally, assemble, bounds
 
 durations_us = st.integers(0, 10_000 * 1_000_000)
@@ -149,6 +150,17 @@ def test_names_are_the_metric_names_without_prefix() -> None:
     for name in HISTOGRAMS:
         assert list(bounds(name)) == sorted(set(bounds(name)))
         assert name.endswith("_seconds") == (name != stats.ATTEMPTS)
+
+
+def test_other_bounds_are_another_schema() -> None:
+    """Buckets are stored by their place: under other bounds, old numbers would mean other times."""
+    seconds = "0.001 0.005 0.01 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300 600 1800 3600"
+    lock = "0.0001 0.0005 0.001 0.005 0.01 0.05 0.1 0.25 0.5 1 2.5 5 10 30"
+    layouts = {1: {stats.WAIT: seconds, stats.DURATION: seconds, stats.LATENCY: seconds,
+                   stats.ATTEMPTS: "1 2 3 5 8 13 21", stats.LOCK_WAIT: lock,
+                   stats.LOCK_HOLD: lock}}  # fmt: skip
+    found = {name: " ".join(f"{bound:g}" for bound in bounds(name)) for name in HISTOGRAMS}
+    assert found == layouts[SCHEMA_VERSION], "raise the version, and let the families start anew"
 
 
 @pytest.mark.parametrize(

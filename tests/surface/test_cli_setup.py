@@ -69,6 +69,28 @@ def test_check_reports_every_fault_at_once(tmp_path: Path) -> None:
     assert len(found["warnings"]) == 1
 
 
+def test_a_target_that_no_bucket_counts_is_told(tmp_path: Path) -> None:
+    """One sentence names the queue, the nearest bound and all of them; it is no fault."""
+    (tmp_path / "herdsman.toml").write_text(
+        '[queues.fine]\ntarget_wait = "2.5s"\n[queues.odd]\ntarget_wait = "1m30s"\n'
+        '[queues.slow]\ntarget_wait = "1d"\n[queues.quick]\ntarget_wait = "300ms"\n'
+    )
+    done = herdsman("check", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    for line, name, shown, nearest in zip(
+        lines, ("odd", "slow", "quick"), ("90s", "24h", "300ms"), ("1m", "1h", "250ms"), strict=True
+    ):
+        assert line.startswith(f"warning: queue {name} has target_wait {shown}, which is no bound")
+        assert f"the nearest is {nearest}, all are 1ms, 5ms," in line
+    assert len(document(herdsman("check", "--json", cwd=tmp_path))["warnings"]) == 3
+    points = document(herdsman("doctor", "--json", cwd=tmp_path))["points"]
+    told = [point for point in points if point["name"] == "configuration"]
+    assert [point["status"] for point in told] == ["warn"] * 3
+    assert [f"warning: {point['seen']}" for point in told] == lines
+
+
 def test_check_survives_handlers_that_crash_hang_up_or_print(tmp_path: Path) -> None:
     """A module that kills its process, or floods its output, is reported and harmless."""
     config = '[handlers.a]\npython = "bad_here:f"\n'

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from queue_core.retry import Done
@@ -139,6 +139,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("as_json", [True, False])
+@example(fields={"exception": [None]})
 @settings(max_examples=60)
 @given(fields=st.dictionaries(st.text(min_size=1, max_size=9), VALUES, max_size=30))
 def test_any_value_makes_one_bounded_line(as_json: bool, fields: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -525,6 +526,18 @@ def test_heartbeats_are_instants(table: SlotTable) -> None:
     keeper.bury(cause=1, signal=9, exit_code=0, now_ns=time.monotonic_ns())
     assert value(scrape(registries(Fake(), look=look).process),
                  "keeper_heartbeat_timestamp_seconds") is None  # fmt: skip
+
+
+def test_the_start_of_the_supervisor_is_told_and_stays_the_same(table: SlotTable) -> None:
+    """It is the instant this process started, and no two scrapes tell another."""
+    registry = registries(Fake(), look=lambda: read_processes(table)).process
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = uptime - ticks / os.sysconf("SC_CLK_TCK")
+    seen = {value(scrape(registry), "supervisor_start_timestamp_seconds") for _ in range(20)}
+    (started,) = seen
+    assert started is not None
+    assert abs(started - (time.time() - age)) < 2  # the kernel notes its boot in whole seconds
 
 
 def test_cpu_time_outlives_the_process_that_used_it(table: SlotTable) -> None:
