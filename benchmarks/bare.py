@@ -73,12 +73,15 @@ def work(path: Path, seconds: float, at: int) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         now_us = time.time_ns() // 1000
-        done = [(id_, run, now_us, now_us, "bare") for id_, run in claims]
+        started = ",".join([f'"{id_}":{now_us}' for id_, _ in claims])
         if not lock.acquire(LOCK_SECONDS):
             raise SystemExit("the lock did not come free")
         connection.execute(SQL["begin_write"])
         if claims:
-            connection.executemany(SQL["finish_done"], done)
+            connection.execute(
+                SQL["finish_plain"],
+                {"run": 1, "now": now_us, "worker": "bare", "started": f"{{{started}}}"},
+            )
             connection.execute(SQL["finish_removes"], {"ids": ids})
         ((queue, _),) = connection.execute(SQL["claim_queues"]).fetchall() or [(0, "")]
         parameters = {"queue": queue, "name": task, "limit": BATCH, "holder": at + 1,

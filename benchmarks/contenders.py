@@ -45,12 +45,18 @@ class Contender:
 
 HERDSMAN = Contender(
     name="herdsman", module="herdsman_peer", package="",
-    kept="a put on return; an ack within 0.1 s", jobs_per_second=60_000,
+    kept="a put on return; an ack within 0.1 s", jobs_per_second=50_000,
 )  # fmt: skip
-HERDSMAN_FULL = Contender(
-    name="synchronous=FULL", module="herdsman_peer", package="", variant="full",
+FULL_OWN_LOCK = Contender(
+    name="synchronous=FULL, SQLite's own lock", module="herdsman_peer", package="",
+    variant="full, own lock", kept="a put on return, flushed by COMMIT", jobs_per_second=60_000,
+)  # fmt: skip
+FULL_OUR_LOCK = Contender(
+    name="synchronous=FULL, our lock", module="herdsman_peer", package="", variant="full",
     kept="a put on return, flushed by COMMIT", jobs_per_second=60_000,
 )  # fmt: skip
+FULL = (FULL_OWN_LOCK, FULL_OUR_LOCK)
+"""The rivals of single puts: our statements, with SQLite's own durable commit."""
 
 NORMAL = "what the last checkpoint had (synchronous=NORMAL)"
 COMMIT = "every commit (synchronous=FULL)"

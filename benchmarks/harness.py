@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import board, facts, measure
-from benchmarks.contenders import EVERYONE, HERDSMAN, Contender, present
+from benchmarks.contenders import EVERYONE, HERDSMAN, PEERS, Contender, present
 from benchmarks.place import Place
 
 Rounds = dict[str, dict[str, Any]]
@@ -24,10 +24,14 @@ class Options:
     """How thorough a run is.
 
     `seconds` is the length of one measurement of herdsman, `peer_seconds` that of a peer.
-    `quick` is for trying the scripts out: its figures mean nothing.
+    Of the `rounds`, a peer takes part in the first `peer_rounds`, and what only fills a plot or a
+    table in the first `side_rounds`. `quick` is for trying the scripts out: its figures mean
+    nothing.
     """
 
     rounds: int = 3
+    peer_rounds: int = 3
+    side_rounds: int = 3
     seconds: float = 20.0
     peer_seconds: float = 10.0
     quick: bool = False
@@ -42,6 +46,10 @@ class Options:
         """Return the length of one measurement."""
         return self.seconds if contender.module == HERDSMAN.module else self.peer_seconds
 
+    def fill_seconds_for(self, contender: Contender, most: float) -> float:
+        """Return how long filling a queue may take; a slow peer drains what it got by then."""
+        return most if contender.module == HERDSMAN.module else min(most, 2 * self.peer_seconds)
+
 
 WARM_SECONDS = 2.0
 """What a service does only once, when it starts, is no part of its speed."""
@@ -54,17 +62,25 @@ def say(text: str) -> None:
 
 
 def interleave(
-    options: Options, runs: dict[str, Callable[[], dict[str, Any]]], must: str = HERDSMAN.name
+    options: Options,
+    runs: dict[str, Callable[[], dict[str, Any]]],
+    must: str = HERDSMAN.name,
+    sides: Collection[str] = (),
 ) -> Rounds:
     """Run each once per round, in turn, so that whatever else happens meets all alike.
 
-    A contender that fails is reported as failed; only for one whose name begins with `must`
-    the fault is raised.
+    `sides` are those that take part in the first `side_rounds` only. A contender that fails is
+    reported as failed; only for one whose name begins with `must` the fault is raised.
     """
     found: Rounds = {name: {"rounds": []} for name in runs}
+    peers = {one.name for one in PEERS}
     for number in range(options.rounds):
         for name, run in runs.items():
-            if "failed" in found[name]:
+            last = min(
+                options.peer_rounds if name in peers else options.rounds,
+                options.side_rounds if name in sides else options.rounds,
+            )
+            if "failed" in found[name] or number >= last:
                 continue
             try:
                 record = run() | {"load": facts.load()}

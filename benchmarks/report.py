@@ -102,8 +102,9 @@ def _about(found: dict[str, Any]) -> str:
     if machine["packages"]:
         text += "; " + ", ".join(f"{name} {at}" for name, at in machine["packages"].items())
     text += (
-        f". Rounds: {options['rounds']}, of {options['seconds']:g} s for herdsman and "
-        f"{options['peer_seconds']:g} s for a peer; load average before: {found['load']:.1f}."
+        f". Rounds: {options['rounds']} of {options['seconds']:g} s for herdsman, "
+        f"{min(options['rounds'], options['peer_rounds'])} of {options['peer_seconds']:g} s for a "
+        f"peer; load average before: {found['load']:.1f}."
     )
     if found["absent"]:
         text += " Not here: " + "; ".join(f"{who} ({why})" for who, why in found["absent"].items())

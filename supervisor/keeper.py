@@ -22,6 +22,7 @@ from queue_core.queue import LEASE_SECONDS_DEFAULT, open_engine
 from queue_core.retry import LeaseLost
 from supervisor.child import Child, kill_groups
 from supervisor.deaths import Judge, cause_of, release
+from supervisor.glance import Glance
 from supervisor.policy import EXIT_OK
 from supervisor.settings import QueueSettings, Settings
 from supervisor.slot import Kind, SlotState
@@ -37,6 +38,8 @@ JOBS_PRUNED: Final = "jobs_pruned"
 UPKEEP_FAILED: Final = "upkeep_failed"
 
 TICK_SECONDS: Final = 0.1
+REST_TICKS: Final = 5
+"""After so many without a commit or a job, the keeper sleeps until a duty's time or a write."""
 EXTEND_SECONDS: Final = 20.0
 """A third of the lease: two renewals may fail before one is lost."""
 RELIEVE_AFTER_NS: Final = 250_000_000
@@ -85,14 +88,19 @@ class Keeper:
         self._table: SlotTable = child.table
         self._engine = engine
         self._settings = settings
+        self._version_now: int | None = None
         self._flushed_version = -1
         self._due_at = 0.0
         self._due_version = -1
         self._recovered = False
+        self._extended_at = 0.0
         self._configured: set[str] = set()
         self._again: set[str] = set()
         self._tell = line_of(settings.logs)
         self._deaths = Judge(settings=settings, now_us=engine.now_us)
+        local = "://" not in settings.database
+        self._log = Glance(f"{settings.database}-wal" if local else "")
+        self._still = 0
         self._relieved: dict[int, tuple[int, int]] = {}  # slot: the long job it was relieved of
         # In this order: a live worker's lease is renewed before any lease is judged.
         self._duties = [
@@ -112,16 +120,47 @@ class Keeper:
         self._tick()
         self._child.ready()
         while not self._child.stopping:
-            select.select([self._child.wake_fd], [], [], TICK_SECONDS)
-            self._child.clear_wake()
-            self._tick()
+            self._turn()
         if self._child.orphaned:
             kill_groups(self._table)
             return EXIT_OK
         self._last()
         return EXIT_OK
 
+    def _turn(self) -> None:
+        """Sleep for a tick, or longer at rest; then tick if there is anything to do.
+
+        There is when we are woken (a worker died), when somebody committed or runs a job, and
+        when a duty's time has come: `reap` every second, and everything with it.
+        """
+        wake, seconds = [self._child.wake_fd], TICK_SECONDS
+        resting = self._still >= REST_TICKS and self._log.arm() and not self._stirs()
+        if resting:
+            wake.append(self._log.fd)
+            seconds = max(0.0, self._next() - time.monotonic())
+        readable, _, _ = select.select(wake, [], [], seconds)
+        woken = self._child.wake_fd in readable
+        if woken:
+            self._child.clear_wake()
+        stirs = self._stirs()
+        if resting:
+            stirs = self._log.told(stirs) or stirs
+        self._still = 0 if stirs else self._still + 1
+        if woken or stirs or time.monotonic() >= self._next():
+            self._tick()
+
+    def _stirs(self) -> bool:
+        """Whether somebody may have committed, or runs jobs."""
+        moved = self._log.stirred(time.monotonic())
+        return moved or any(slot.batch_size for slot in self._table.slots)
+
+    def _next(self) -> float:
+        """Return when the next duty is due that is not done in every tick anyway."""
+        timed = (d.at for d in self._duties if d.every_seconds > TICK_SECONDS or d.failing)
+        return min(self._due_at, *timed)
+
     def _tick(self) -> None:
+        self._version_now = None
         for duty in self._duties:
             if self._child.orphaned:
                 return
@@ -223,7 +262,9 @@ class Keeper:
     def _extend(self) -> None:
         holders = [slot.holder for slot in self._table.live() if slot.holder]
         busy = [slot for slot in self._table.live() if slot.holder and slot.batch_size]
+        began = time.monotonic()
         if not busy:
+            self._extended_at = began
             return
         try:
             self._engine.extend_holders(holders, int(LEASE_SECONDS_DEFAULT * 1_000_000))
@@ -232,6 +273,7 @@ class Keeper:
             for name in {self._table.pool_of(slot) for slot in busy} & pools.keys():
                 pools[name].lease_failures += 1
             raise
+        self._extended_at = began
 
     def _relieve(self) -> None:
         """Settle what was finished before a job that runs long, and free what waits behind it."""
@@ -270,6 +312,8 @@ class Keeper:
         """Settle lost leases, unless those of the living could not be renewed just before."""
         if any(duty.failing for duty in self._duties if duty.name == "extend"):
             return
+        if time.monotonic() - self._extended_at > LEASE_SECONDS_DEFAULT / 2:
+            self._extend()  # all of us were stopped (SIGSTOP) since
         reaped = self._engine.reap(self._judge, LIMIT)
         if reaped:
             log.warning(LEASES_REAPED, jobs=len(reaped))
@@ -299,7 +343,10 @@ class Keeper:
             self._engine.checkpoint()
 
     def _version(self) -> int:
-        return self._engine.version()
+        """Return the engine's version, read once a tick: a later commit is the next tick's."""
+        if self._version_now is None:
+            self._version_now = self._engine.version()
+        return self._version_now
 
     def _configure(self) -> None:
         """Store the options of each queue, so that every producer obeys them.

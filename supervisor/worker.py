@@ -216,11 +216,13 @@ class Worker:
     def _sleep(self, seconds: float) -> None:
         slot = self._slot
         slot.enter(SlotState.IDLE)
+        rang = False
         try:
-            self._engine.wait(self._names, seconds, self._child.wake_fd)
+            rang = self._engine.wait(self._names, seconds, self._child.wake_fd)
         except QueueError as error:
             self._on_trouble(error)
-        self._child.clear_wake()
+        if not rang:  # a job waits: what signals left in the pipe ends the next sleep at once
+            self._child.clear_wake()
         slot.beat()
 
     def _doze(self, seconds: float) -> None:

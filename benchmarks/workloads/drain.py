@@ -21,8 +21,7 @@ TITLE = "Drain of no-op jobs"
 WORKERS = (1, 2, 4)
 QUICK_JOBS = 5_000
 FILL_SECONDS_MAX = 60.0
-PEER_FILL_SECONDS_MAX = 20.0
-BARE_JOBS_PER_SECOND = 80_000
+BARE_JOBS_PER_SECOND = 65_000
 OURS_AT_TWO = "herdsman, 2 workers"
 BARE = "bare limit, 2 processes"
 TIMES_BEST_PEER = 10.0
@@ -32,8 +31,10 @@ SHARE_OF_BARE = 0.5
 def once(options: Options, contender: Contender, workers: int) -> dict[str, Any]:
     """Fill, then drain."""
     seconds = options.seconds_for(contender)
-    fill_seconds = FILL_SECONDS_MAX if contender is HERDSMAN else PEER_FILL_SECONDS_MAX
-    wanted = QUICK_JOBS if options.quick else int(contender.jobs_per_second * seconds * 1.3)
+    fill_seconds = options.fill_seconds_for(contender, FILL_SECONDS_MAX)
+    share = min(1.0, (workers + 1) / 3)  # `jobs_per_second` is what two workers do
+    wanted = int(contender.jobs_per_second * seconds * 1.3 * share)
+    wanted = QUICK_JOBS if options.quick else wanted
     with place(contender) as here:
         filled = fill(here, wanted, seconds if options.quick else fill_seconds)
         found = drain(here, workers, filled["jobs"], seconds)
@@ -60,15 +61,18 @@ def bare(options: Options, processes: int) -> dict[str, Any]:
 def run(options: Options) -> dict[str, Any]:
     """Run all rounds."""
     runs, counts = {}, (2,) if options.quick else WORKERS
+    sides = []
     for contender in options.contenders():
         for workers in counts if contender is HERDSMAN else (2,):
             name = f"{contender.name}, {workers} worker{'s' * (workers > 1)}"
             name = name if contender is HERDSMAN else contender.name
             runs[name] = functools.partial(once, options, contender, workers)
+            sides += [name] if workers != 2 else []
     for processes in counts:
         name = f"bare limit, {processes} process{'es' * (processes > 1)}"
         runs[name] = functools.partial(bare, options, processes)
-    return {"contenders": interleave(options, runs)}
+        sides += [name] if processes != 2 else []
+    return {"contenders": interleave(options, runs, sides=sides)}
 
 
 def bars(result: dict[str, Any]) -> list[dict[str, Any]]:

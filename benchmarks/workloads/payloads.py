@@ -24,7 +24,8 @@ def once(options: Options, contender: Contender, size: int) -> dict[str, Any]:
     jobs = min(bytes_max // size, int(contender.jobs_per_second * seconds * 1.3))
     batch = max(1, min(1000, BATCH_BYTES // size))
     with place(contender) as here:
-        filled = fill(here, jobs, FILL_SECONDS_MAX, size, batch)
+        most = options.fill_seconds_for(contender, FILL_SECONDS_MAX)
+        filled = fill(here, jobs, most, size, batch)
         found = drain(here, 2, filled["jobs"], seconds)
     put = filled["jobs"] / filled["seconds"]
     return found | {"put_per_second": put, "mb_per_second": found["jobs_per_second"] * size / 1e6}

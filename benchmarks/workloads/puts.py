@@ -1,8 +1,10 @@
 """Workload 3: single puts, each kept through a power cut, by one and by eight producers.
 
-herdsman's group commit beside the same engine with synchronous=FULL, and the peers that promise
-as much for a put. Producers start at one instant; every put is timed. No workers run, so the
-producers also copy the log into the file; how often they did is counted from the log's header.
+herdsman's group commit beside the same statements with synchronous=FULL, once with SQLite's own
+lock and once under ours, and the peers that promise as much for a put. Producers start at one
+instant; every put is timed. No workers run, but what a keeper does for the log is done: it is
+copied into the file at 4 MB, where SQLite by itself does it too. How often that was is counted
+from the log's header.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
+import sys
 import threading
 import time
 from array import array
@@ -17,7 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.contenders import ALWAYS, COMMIT, EVERYONE, HERDSMAN, HERDSMAN_FULL, Contender
+from benchmarks.contenders import (
+    ALWAYS,
+    COMMIT,
+    FULL,
+    FULL_OWN_LOCK,
+    HERDSMAN,
+    PEERS,
+    Contender,
+)
 from benchmarks.harness import Options, Rounds, interleave, ratios
 from benchmarks.place import place
 from benchmarks.tables import row, table
@@ -31,7 +42,11 @@ CHECKPOINTS_MIN = 20
 
 
 class Checkpoints(threading.Thread):
-    """Count how often the log was started again, which SQLite notes in its header."""
+    """Count how often the log was started again: its header's first salt then grows by one.
+
+    The sequence number beside it is of no use: each connection counts its own (SQLite file
+    format, section 4.1, and what eight writers were seen to write there).
+    """
 
     def __init__(self, log: Path) -> None:
         super().__init__(daemon=True)
@@ -39,19 +54,19 @@ class Checkpoints(threading.Thread):
         self._done = threading.Event()
         self.number = 0
 
-    def _sequence(self) -> int | None:
+    def _salt(self) -> int | None:
         with contextlib.suppress(OSError, struct.error), open(self._log, "rb") as file:
-            return int(struct.unpack_from(">I", file.read(32), 12)[0])
+            return int(struct.unpack_from(">I", file.read(32), 16)[0])
         return None
 
     def run(self) -> None:
         """Look now and then until told to stop."""
         first: int | None = None
         while not self._done.wait(0.02):
-            now = self._sequence()
+            now = self._salt()
             if now is not None:
                 first = now if first is None else first
-                self.number = max(self.number, now - first)
+                self.number = max(self.number, (now - first) % 2**32)
 
     def stop(self) -> int:
         """Stop, and return how many there were."""
@@ -67,11 +82,14 @@ def once(options: Options, contender: Contender, producers: int) -> dict[str, An
         here.produce("fill", 1, 10.0, 100, 1)
         checkpoints = Checkpoints(here.folder / "h.db-wal")
         checkpoints.start()
+        if contender is not FULL_OWN_LOCK and contender.module == HERDSMAN.module:
+            here.start(sys.executable, "-m", "benchmarks.bare", str(seconds + 60.0), "0")
         start = time.monotonic() + (1.0 if options.quick else HEAD_START_SECONDS)
         tells = [here.folder / f"tell{number}" for number in range(producers)]
         started = [here.start_producer("single", start, seconds, tell) for tell in tells]
         reports = here.gather(started)
         number = checkpoints.stop()
+        here.stop_workers()
         took = array("Q")
         for tell in tells:
             took.frombytes(tell.read_bytes())
@@ -85,34 +103,46 @@ def once(options: Options, contender: Contender, producers: int) -> dict[str, An
 
 def run(options: Options) -> dict[str, Any]:
     """Run all rounds, with one producer and with eight."""
-    durable = [one for one in EVERYONE if one is HERDSMAN or one.kept in (COMMIT, ALWAYS)]
+    durable = [one for one in PEERS if one.kept in (COMMIT, ALWAYS)]
     found = {}
     for producers in PRODUCERS:
         runs = {
             contender.name: functools.partial(once, options, contender, producers)
-            for contender in options.contenders([HERDSMAN, HERDSMAN_FULL, *durable[1:]])
+            for contender in options.contenders([HERDSMAN, *FULL, *durable])
             if contender.shared or producers == 1
         }
-        found[str(producers)] = interleave(options, runs)
+        found[str(producers)] = interleave(options, runs, sides=() if producers == 8 else [*runs])
     return {"producers": found}
 
 
 def bars(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare eight producers with what was promised."""
     found: Rounds = result["producers"]["8"]
-    ours, full = (found.get(one.name, {}).get("median") for one in (HERDSMAN, HERDSMAN_FULL))
-    if not ours or not full:
-        return []
-    times = ours["put_per_second"] / full["put_per_second"]
-    tail = ours["p999_ms"] / full["p999_ms"]
-    return [
-        {"bar": "8 producers, times synchronous=FULL", "wanted": TIMES_FULL, "found": times,
-         "met": times >= TIMES_FULL},
-        {"bar": "8 producers, p99.9 as a share of synchronous=FULL's (at most)",
-         "wanted": SHARE_OF_TAIL, "found": tail, "met": tail <= SHARE_OF_TAIL},
-        {"bar": "checkpoints during the run", "wanted": CHECKPOINTS_MIN,
-         "found": ours["checkpoints"], "met": ours["checkpoints"] >= CHECKPOINTS_MIN},
-    ]  # fmt: skip
+    ours = found.get(HERDSMAN.name, {}).get("median")
+    made: list[dict[str, Any]] = []
+    if not ours:
+        return made
+    checkpoints = [ours["checkpoints"]]
+    for rival in FULL:
+        full = found.get(rival.name, {}).get("median")
+        if not full:
+            continue
+        times = ours["put_per_second"] / full["put_per_second"]
+        tail = ours["p999_ms"] / full["p999_ms"]
+        if rival is not FULL_OWN_LOCK:  # its log seldom starts again: somebody always reads
+            checkpoints.append(full["checkpoints"])
+        made += [
+            {"bar": f"8 producers, times {rival.name}", "wanted": TIMES_FULL, "found": times,
+             "met": times >= TIMES_FULL},
+            {"bar": f"8 producers, p99.9 as a share of that of {rival.name} (at most)",
+             "wanted": SHARE_OF_TAIL, "found": tail, "met": tail <= SHARE_OF_TAIL},
+        ]  # fmt: skip
+    fewest = min(checkpoints)
+    made.append(
+        {"bar": "8 producers, checkpoints during a run under our lock",
+         "wanted": CHECKPOINTS_MIN, "found": fewest, "met": fewest >= CHECKPOINTS_MIN}
+    )  # fmt: skip
+    return made
 
 
 def render(result: dict[str, Any]) -> str:

@@ -457,13 +457,12 @@ FROM job WHERE +state = 'claimed' AND id IN (SELECT value FROM json_each(:ids));
 SELECT 1 FROM done WHERE id = :id AND run = :run AND outcome = 'succeeded';
 
 -- name: finish_done
--- takes id, run, started, now and the worker's name, NULL where only its row tells; by number,
--- since a batch binds hundreds.
+-- takes id, run, started, now; by number, since a batch binds hundreds.
 INSERT INTO done (id, queue, outcome, priority, run, attempts, max_attempts, deaths, task, job_key,
     headers, job_group, enqueued_us, ready_us, claimed_us, started_us, finished_us, worker, payload)
 SELECT id, queue, 'succeeded', priority, run, attempts + 1, max_attempts, deaths, task, job_key,
     headers, job_group, enqueued_us, ready_us, claimed_us, ?3, ?4,
-    coalesce(?5, (SELECT worker FROM holder WHERE holder.id = job.holder)), payload
+    (SELECT worker FROM holder WHERE holder.id = job.holder), payload
 FROM job WHERE id = ?1 AND run = ?2 AND state = 'claimed';
 
 -- name: finish_dead
@@ -479,8 +478,18 @@ FROM job WHERE id = :id AND run = :run AND state = 'claimed';
 -- takes id, run.
 DELETE FROM job WHERE id = ?1 AND run = ?2 AND state = 'claimed';
 
+-- name: finish_plain
+-- the same for a worker's successes of one run, as a JSON object of id to start: one statement
+-- for all of them takes half the time of one for each.
+INSERT INTO done (id, queue, outcome, priority, run, attempts, max_attempts, deaths, task, job_key,
+    headers, job_group, enqueued_us, ready_us, claimed_us, started_us, finished_us, worker, payload)
+SELECT job.id, queue, 'succeeded', priority, run, attempts + 1, max_attempts, deaths, task, job_key,
+    headers, job_group, enqueued_us, ready_us, claimed_us, ended.value, :now, :worker, payload
+FROM json_each(:started) AS ended CROSS JOIN job
+WHERE job.id = CAST(ended.key AS INTEGER) AND run = :run AND state = 'claimed';
+
 -- name: finish_removes
--- removes what finish_done has just stored (ids as a JSON array), each fenced by that.
+-- removes what finish_plain has just stored (ids as a JSON array), each fenced by that.
 DELETE FROM job WHERE id IN (SELECT value FROM json_each(:ids)) AND +state = 'claimed';
 
 -- name: finish_ready

@@ -111,7 +111,9 @@ class Plain:
     """A batch of plain successes, made ready for the disk before the lock is taken."""
 
     results: list[Settled | Stale]
-    rows: list[tuple[int, int, int, int, str]]
+    ids: list[int]
+    runs: list[tuple[int, dict[str, Any]]]
+    """For each run how many claims have it, and the parameters of `finish_plain`."""
     tally: Tally
 
 
@@ -124,7 +126,8 @@ def plain(
     waits for us. `store` then only has to write.
     """
     groups: defaultdict[tuple[str, str], list[Settlement]] = defaultdict(list)
-    rows = []
+    ids: list[int] = []
+    runs: defaultdict[int, list[str]] = defaultdict(list)
     done = State.DONE
     for settlement in settlements:
         row, started_us = settlement.row, settlement.started_us
@@ -137,26 +140,34 @@ def plain(
         ):
             return None
         groups[(row.queue, row.task)].append(settlement)
-        rows.append((row.id, row.run, started_us, now_us, worker))
-    if len({row[0] for row in rows}) != len(rows):
+        ids.append(row.id)
+        runs[row.run].append(f'"{row.id}":{started_us}')
+    if len(set(ids)) != len(ids):
         return None  # a claim named twice is settled once
     tally = Tally()
     for (queue, task), group in groups.items():
         _count_plain(tally, queues[queue], task, group, now_us)
     return Plain(
         results=[_new(Settled, (settlement.claim, done)) for settlement in settlements],
-        rows=rows,
+        ids=ids,
+        runs=[
+            (
+                len(each),
+                {"run": run, "now": now_us, "worker": worker, "started": f"{{{','.join(each)}}}"},
+            )
+            for run, each in runs.items()
+        ],
         tally=tally,
     )
 
 
 def store(connection: sqlite3.Connection, batch: Plain) -> None:
     """Write a plain batch; raises SomeStale, for a roll-back, if a claim no longer stands."""
-    number = len(batch.rows)
-    if connection.executemany(SQL["finish_done"], batch.rows).rowcount != number:
-        raise SomeStale
-    ids = str([row[0] for row in batch.rows])  # a list of integers reads the same in JSON
-    if connection.execute(SQL["finish_removes"], {"ids": ids}).rowcount != number:
+    for number, parameters in batch.runs:
+        if connection.execute(SQL["finish_plain"], parameters).rowcount != number:
+            raise SomeStale
+    ids = {"ids": str(batch.ids)}  # a list of integers reads the same in JSON
+    if connection.execute(SQL["finish_removes"], ids).rowcount != len(batch.ids):
         raise SomeStale
 
 
@@ -265,7 +276,7 @@ def _give_places(connection: sqlite3.Connection, rows: list[dict[str, Any]]) -> 
 
 def _bound(name: str, rows: list[dict[str, Any]]) -> Sequence[Any]:
     if name == "finish_done":
-        return [(row["id"], row["run"], row["started"], row["now"], None) for row in rows]
+        return [(row["id"], row["run"], row["started"], row["now"]) for row in rows]
     if name == "finish_remove":
         return [(row["id"], row["run"]) for row in rows]
     return rows

@@ -10,9 +10,10 @@ import hashlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import jinja2
+if TYPE_CHECKING:
+    import jinja2
 
 _HERE: Final = Path(__file__).parent
 DASH: Final = "\u2013"
@@ -117,6 +118,8 @@ def assets_tag() -> str:
 
 @cache
 def _templates() -> jinja2.Environment:
+    import jinja2  # here: 2 MB that a service nobody looks at does without
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
         autoescape=True,

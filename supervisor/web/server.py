@@ -101,37 +101,45 @@ def serve(
         timeout_graceful_shutdown=GRACE_SECONDS,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
     )
-    server = Server(config)
-
-    async def attend() -> None:
-        loop = asyncio.get_running_loop()
-        woken = asyncio.Event()
-        if wake_fd is not None:
-            loop.add_reader(wake_fd, woken.set)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not task.done():
-            woken.clear()
-            if beat():
-                server.should_exit = True
-            waiter = asyncio.create_task(woken.wait())
-            await asyncio.wait(
-                {task, waiter}, timeout=BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            waiter.cancel()
-        if wake_fd is not None:
-            loop.remove_reader(wake_fd)
-        await task
-
+    server = Server(config, beat, wake_fd)
     # Not asyncio.run, which would take SIGINT for itself: signals are the child's.
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(attend())
+        loop.run_until_complete(server.serve(sockets=[listener]))
     finally:
         loop.close()
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals alone: they belong to the process it runs in."""
+    """A server that leaves signals alone: they belong to the process it runs in.
+
+    It also turns once a second and when it is woken, not ten times a second as its base does:
+    that was a quarter of what an idle service took of the processor.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, beat: Callable[[], bool], wake_fd: int | None
+    ) -> None:
+        super().__init__(config)
+        self._beat = beat
+        self._wake_fd = wake_fd
+
+    async def main_loop(self) -> None:
+        """Turn until `beat` says that it is over, or a request made the server stop."""
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+        if self._wake_fd is not None:
+            loop.add_reader(self._wake_fd, woken.set)
+        try:
+            # 0 is the number of a tick at which the base sets the time of the Date header anew.
+            while not self._beat() and not await self.on_tick(0):
+                timer = loop.call_later(BEAT_SECONDS, woken.set)
+                await woken.wait()
+                timer.cancel()
+                woken.clear()
+        finally:
+            if self._wake_fd is not None:
+                loop.remove_reader(self._wake_fd)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

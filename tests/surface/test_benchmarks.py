@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import board, facts, harness, measure, report
+from benchmarks import board, durability, facts, harness, measure, report
 from benchmarks.contenders import EVERYONE
 from benchmarks.harness import QUICK, Options
 
 ROOT = Path(__file__).parents[2]
 TINY = dataclasses.replace(QUICK, seconds=0.5, peer_seconds=0.5)
-WITH_A_PEER = frozenset({"herdsman", "synchronous=FULL", "litequeue"})
+WITH_A_PEER = frozenset({"herdsman", "synchronous=FULL, our lock", "litequeue"})
 
 
 def ran(key: str, options: Options) -> dict[str, Any]:
@@ -108,6 +108,21 @@ def test_numbers_are_boiled_down_as_said() -> None:
     assert measure.medians(rounds) == {"rate": 2}
     both = {"herdsman": {"median": {"rate": 6}}, "other": {"median": {"rate": 2}}, "failed": {}}
     assert harness.ratios(both, "rate") == {"other": 3}
+
+
+def test_a_missed_bar_is_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that compares says by its exit code whether what we claim was so."""
+    group = {"puts_per_second": 900.0, "worst_put_ms": 9.0, "fewest_of_a_producer": 1.0}
+    full = {"puts_per_second": 300.0, "worst_put_ms": 30.0, "fewest_of_a_producer": 1.0}
+    for ours, theirs, code in ((group, full, 0), (full, group, 1), (full, full, 1)):
+        rounds = dict(zip(durability.KINDS, (ours, theirs), strict=True))
+        monkeypatch.setattr(durability, "measure", lambda _1, kind, *_2, r=rounds: r[kind])
+        for arguments in ((), ("--json",)):
+            monkeypatch.setattr("sys.argv", ["durability.py", "--rounds", "1", *arguments])
+            assert durability.main() == code
+    assert "no more puts per second than" in capsys.readouterr().out
 
 
 def test_every_contender_has_its_own_driver() -> None:
