@@ -65,6 +65,7 @@ class Doorbell:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._prefix = f"{folder}/"  # to join paths for every ring takes longer than the ring
         # A ring from a signal handler may interrupt a ring: the lock must let it in again.
         self._mutex = threading.RLock()
         self._bells: dict[int, _Bell] = {}
@@ -235,7 +236,7 @@ class Doorbell:
         bell = self._bells.get(number)
         if bell is not None and now - bell.checked < _CHECK_SECONDS:
             return bell
-        path = self.folder / f"{number:02d}"
+        path = f"{self._prefix}{number:02d}"
         try:
             if bell is not None:
                 bell.checked = now
@@ -254,7 +255,7 @@ class Doorbell:
         self._bells[number] = bell = _Bell(fd=fd, file=file, checked=now)
         return bell
 
-    def _open_pipe(self, path: Path, *, create: bool) -> tuple[int, tuple[int, int]] | None:
+    def _open_pipe(self, path: str, *, create: bool) -> tuple[int, tuple[int, int]] | None:
         """Open a named pipe and return descriptor and identity; None where there is no file."""
         try:
             fd = os.open(path, _OPEN_FLAGS)
@@ -285,7 +286,7 @@ def _numbers(queues: Sequence[str] | None) -> Iterable[int]:
     return range(BELLS) if queues is None else {_number(queue) for queue in queues}
 
 
-def _names(path: Path, file: tuple[int, int]) -> bool:
+def _names(path: str, file: tuple[int, int]) -> bool:
     try:
         status = os.lstat(path)
     except FileNotFoundError:

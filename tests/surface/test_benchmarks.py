@@ -160,3 +160,30 @@ def test_the_readme_section_is_written_between_its_marks(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="has no line"):
         report.write_readme({}, readme)
     assert readme.read_text() == "no marks\n"
+
+
+def test_the_committed_report_says_what_was_measured() -> None:
+    """Every workload was run in earnest, beside every peer, and report and README say just that."""
+    results = report.load()
+    assert [*results] == [*report.WORKLOADS], "run make bench"
+    for key, found in results.items():
+        assert not found["options"]["quick"], f"workload {key} was only tried"
+        assert found["options"]["only"] == [], f"workload {key} was run with some contenders only"
+        assert found["absent"] == {}, f"workload {key} was run without some peers"
+        assert found["options"]["seconds"] >= 20, f"workload {key} was too short"
+    drained = results["1"]["result"]["contenders"]
+    assert {one.name for one in EVERYONE if one.name != "herdsman"} < {*drained}
+    assert len(drained["herdsman, 2 workers"]["rounds"]) >= 3
+    assert (report.RESULTS / "results.md").read_text() == report.markdown(results), (
+        "run python -m benchmarks.report"
+    )
+    for name in ("throughput.svg", "backlog.svg"):
+        assert (report.RESULTS / name).read_text().rstrip().endswith("</svg>")
+    readme = (ROOT / "README.md").read_text()
+    _, begin, rest = readme.partition(report.BEGIN)
+    section, end, _ = rest.partition(report.END)
+    assert begin, f"README.md needs a line {report.BEGIN} and a line {report.END}"
+    assert end, f"{report.BEGIN} without {report.END}"
+    assert begin + section + end == report.readme_section(results), (
+        "run python -m benchmarks.report --readme"
+    )
