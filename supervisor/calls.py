@@ -22,13 +22,22 @@ from typing import Any, Final, Literal, cast
 
 import structlog
 
-from queue_core.job import MAX_ATTEMPTS_DEFAULT, Claimed, Job, Outcome, Reason
+from queue_core.job import (
+    ERROR_CHARS_MAX,
+    MAX_ATTEMPTS_DEFAULT,
+    TRACEBACK_CHARS_MAX,
+    Claimed,
+    Job,
+    Outcome,
+    Reason,
+)
 from queue_core.retry import Done, Interrupted, Reject, Result, Retry, Snooze
 from supervisor.child import JobInterrupted, SoftTimeout
 from supervisor.logs import current_job
 
-ERROR_BYTES_MAX: Final = 2 * 1024
-TRACEBACK_BYTES_MAX: Final = 16 * 1024
+ERROR_BYTES_MAX: Final = ERROR_CHARS_MAX
+TRACEBACK_BYTES_MAX: Final = TRACEBACK_CHARS_MAX
+"""In bytes no text holds more characters than are stored, so none is cut twice."""
 TRACEBACK_FRAMES_MAX: Final = 40
 
 Call = Callable[[Claimed], Result]

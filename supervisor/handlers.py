@@ -22,6 +22,7 @@ from typing import Any, Final
 from queue_core.retry import Backoff
 from supervisor.calls import Call, Errors, Takes, error_text, python_call
 from supervisor.faults import Fault
+from supervisor.linux import thread_count
 from supervisor.outside import command_call, http_call
 from supervisor.sections import HandlerSettings, Settings
 
@@ -40,7 +41,10 @@ class HandlerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """What runs the jobs of one task. `call` never raises; it returns a result of the attempt."""
+    """What runs the jobs of one task. `call` never raises; it returns a result of the attempt.
+
+    `max_memory_bytes` 0 is no limit.
+    """
 
     task: str
     settings: HandlerSettings
@@ -48,6 +52,7 @@ class Handler:
     max_attempts: int
     timeout_seconds: float
     soft_timeout_seconds: float | None
+    max_memory_bytes: int
     call: Call
 
 
@@ -94,6 +99,31 @@ def load(settings: Settings, only: Collection[str] | None = None) -> Registry:
     return Registry(handlers)
 
 
+def preload(settings: Settings) -> None:
+    """Import every Python handler, so that processes forked from this one have it already.
+
+    Raises HandlerError, also when a module has started a thread: a lock that one holds at a
+    fork is held for ever in the child.
+    """
+    folder = str(settings.folder)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    faults = []
+    for task, options in settings.handlers.items():
+        try:
+            if options.python is not None:
+                _import(options.python)
+        except _Unusable as found:
+            faults.append(Fault(where=f"handler {task}", what=found.what, next=found.next))
+    if not faults and thread_count() > 1:
+        faults.append(Fault(
+            where="preload", what="the handlers' modules start threads as they are imported",
+            next="start them when the first job runs, or set preload = false",
+        ))  # fmt: skip
+    if faults:
+        raise HandlerError(faults)
+
+
 class _Unusable(Exception):
     def __init__(self, what: str, after: str) -> None:
         super().__init__(what)
@@ -115,6 +145,7 @@ def _handler(task: str, options: HandlerSettings, folder: Path) -> Handler:
         max_attempts=options.max_attempts,
         timeout_seconds=options.timeout_seconds,
         soft_timeout_seconds=options.soft_timeout_seconds,
+        max_memory_bytes=options.max_memory_bytes or 0,
         call=_call(options, folder),
     )
 

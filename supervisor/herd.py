@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +23,7 @@ from supervisor.outgrowth import adopted_by_group, started_bytes
 from supervisor.policy import Cause, Death, History, PoolState
 from supervisor.pool import Pool
 from supervisor.reap import OomCounter, count_group
-from supervisor.slot import Kind, Slot
+from supervisor.slot import Kind, Slot, SlotState
 from supervisor.slots import SlotTable
 
 log = structlog.get_logger("herdsman.supervise")
@@ -31,6 +32,10 @@ WORKER_STARTED: Final = "worker_started"
 WORKER_EXITED: Final = "worker_exited"
 WORKER_START_FAILED: Final = "worker_start_failed"
 WORKER_SIGNALLED: Final = "worker_signalled"
+
+RESTING_SECONDS: Final = 5.0
+"""How often processes are weighed that all wait: looking costs more than all else of an idle
+supervisor, and nothing grows. One that works, boots or ends has all weighed every second."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +72,7 @@ class Seat:
     process: Process | None = None
     heir: Process | None = None
     start_at_ns: int | None = 0
+    died_ns: int = 0
     heirs_failed: int = 0
     heir_at_ns: int = 0
     filled: bool = False
@@ -95,6 +101,7 @@ class Process:
     rung_at_ns: int | None = None
     killed_ns: int | None = None
     told: bool = False
+    sampled_ns: int = 0
 
     @property
     def pid(self) -> int:
@@ -114,7 +121,7 @@ class Herd:
         self.deadlines: list[int] = []
         self._random = random
         self._oom = OomCounter()
-        self._sample_at_ns = 0
+        self._sample_at_ns = self._weighed_ns = 0
         self.keeper_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.news_read, self.news_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.epoll.register(self.news_read, select.EPOLLIN)
@@ -291,11 +298,13 @@ class Herd:
         slot = process.slot
         # A worker beats before it takes its deadline away: read the other way round, a deadline
         # that is gone comes with the beat that says when.
-        state, hard_ns = slot.state, slot.hard_deadline_ns
+        state, hard_ns, job_bytes = slot.state, slot.hard_deadline_ns, slot.job_memory_bytes
+        if slot.started_ns > process.sampled_ns:
+            job_bytes = 0  # what was seen then may have been another job's
         return judgement.Facts(
             kind=process.seat.squad.kind, state=state, boot_ns=slot.boot_ns,
             entered_ns=slot.entered_ns, beat_ns=slot.beat_ns,
-            hard_deadline_ns=hard_ns, rss_bytes=slot.rss_bytes,
+            hard_deadline_ns=hard_ns, rss_bytes=slot.rss_bytes, job_memory_bytes=job_bytes,
         )  # fmt: skip
 
     def sample(self, now_ns: int) -> None:
@@ -307,9 +316,14 @@ class Herd:
             return
         self._sample_at_ns = now_ns + policy.SECOND_NS
         self._oom.note(now_ns)
+        slots = [one.slot for one in self.processes.values()]
+        resting = all(slot.state is SlotState.IDLE and slot.rss_bytes for slot in slots)
+        if resting and now_ns < self._weighed_ns + int(RESTING_SECONDS * policy.SECOND_NS):
+            return
+        self._weighed_ns = now_ns
         adopted = adopted_by_group()
         for process in self.processes.values():
-            pid = process.pid
+            pid, process.sampled_ns = process.pid, time.monotonic_ns()
             process.slot.rss_bytes = resident_bytes(pid) + started_bytes(pid, adopted.get(pid, []))
             process.slot.cpu_us = cpu_us(process.pid)
 

@@ -33,7 +33,11 @@ RECYCLE_JITTER: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the slot of a process says, read once."""
+    """What the slot of a process says, read once.
+
+    `job_memory_bytes` is the limit of the running job; 0 when it has none, and as long as
+    `rss_bytes` is from before its start.
+    """
 
     kind: Kind
     state: SlotState
@@ -42,6 +46,7 @@ class Facts:
     beat_ns: int
     hard_deadline_ns: int = 0
     rss_bytes: int = 0
+    job_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +78,11 @@ Judgement = Fine | Overdue
 def judge(facts: Facts, now_ns: int, limits: Limits) -> Judgement:
     """Compare a process with its limits."""
     cause, deadline_ns, why = _limit(facts, limits)
-    if facts.state is SlotState.RUN and limits.max_rss_bytes:
-        ceiling = MEMORY_FACTOR * limits.max_rss_bytes
-        if facts.rss_bytes > ceiling:
-            return Overdue(
-                cause=Cause.MEMORY,
-                why=f"uses {facts.rss_bytes} bytes of memory, over {ceiling}",
-            )
+    ceiling = _ceiling(facts, limits)
+    if facts.state is SlotState.RUN and ceiling is not None and facts.rss_bytes > ceiling:
+        return Overdue(
+            cause=Cause.MEMORY, why=f"uses {facts.rss_bytes} bytes of memory, over {ceiling}"
+        )
     if deadline_ns is None:
         return Fine()
     if now_ns >= deadline_ns:
@@ -87,11 +90,21 @@ def judge(facts: Facts, now_ns: int, limits: Limits) -> Judgement:
     return Fine(next_ns=deadline_ns)
 
 
+def _ceiling(facts: Facts, limits: Limits) -> int | None:
+    """Return how much memory a running job may use: its handler's limit, or twice the pool's."""
+    ceilings = [MEMORY_FACTOR * limits.max_rss_bytes] if limits.max_rss_bytes else []
+    if facts.job_memory_bytes and facts.hard_deadline_ns:  # without a deadline it has ended
+        ceilings.append(facts.job_memory_bytes)
+    return min(ceilings, default=None)
+
+
 def _limit(facts: Facts, limits: Limits) -> tuple[Cause, int | None, str]:
     state = facts.state
     match state:
         case SlotState.BOOT:
-            return Cause.BOOT, facts.boot_ns + limits.boot_ns, "was not ready within its boot limit"
+            # The keeper beats in its first round already, where it may wait for the database.
+            at = max(facts.boot_ns, facts.beat_ns) + limits.boot_ns
+            return Cause.BOOT, at, "was not ready within its boot limit"
         case SlotState.RUN if facts.kind is Kind.WORKER and facts.hard_deadline_ns:
             return Cause.TIMEOUT, facts.hard_deadline_ns, "ran its job past the hard deadline"
         case SlotState.RUN | SlotState.CLAIM | SlotState.SETTLE if facts.kind is Kind.WORKER:

@@ -23,6 +23,8 @@ TITLE: Final = "herdsman: "
 """How the title of each process begins; what it forks keeps the title."""
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC  # inotify_init1(2)
+_IN_MODIFY_ONCE: Final = 0x2 | 0x80000000  # IN_MODIFY | IN_ONESHOT, inotify(7)
 _OOM_SCORE_STEP: Final = 500
 """The kernel is to kill a worker, which is replaced, before the supervisor, which is not."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -71,6 +73,22 @@ def start_time(pid: int | str = "self") -> int:
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def wall_seconds(ticks: int) -> float | None:
+    """Return the wall time of a moment that is given in clock ticks since boot; None if unknown.
+
+    By the kernel's own note of when the host booted, so that every process says the same; it
+    moves only when the clock is set.
+    """
+    try:
+        with open("/proc/stat", "rb") as file:
+            for line in file:
+                if line.startswith(b"btime "):
+                    return int(line.split()[1]) + ticks * _TICK_US / 1_000_000
+    except (OSError, IndexError, ValueError):
+        pass
+    return None
 
 
 def children(pid: int | str = "self") -> list[int]:
@@ -129,6 +147,16 @@ def raise_oom_score() -> None:
     path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):
         path.write_text(str(min(1000, int(path.read_text()) + _OOM_SCORE_STEP)))
+
+
+def open_watch() -> int:
+    """Return a descriptor for `watch_once`; -1 where the kernel has none to give."""
+    return -1 if _libc is None else int(_libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
+
+
+def watch_once(fd: int, path: str) -> bool:
+    """Make `fd` readable at the next write to a file; say whether that will be."""
+    return _libc is not None and _libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY_ONCE) > 0
 
 
 def kill_group(pid: int) -> bool:

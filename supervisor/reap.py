@@ -150,9 +150,9 @@ def _wait_gone(pids: list[int], seconds: float) -> bool:
 def sweep(table: SlotTable, instance_uuid: str | None = None, seconds: float = 5.0) -> int:
     """Kill what a crashed supervisor left running; return how many processes.
 
-    The recorded processes whose start time still matches, then everything that
-    carries the instance in its environment: programs a handler executed. Call it
-    while holding the instance lock, before new workers start.
+    The recorded processes whose start time still matches, what they forked, and
+    everything that carries the instance in its environment: programs a handler
+    executed. Call it while holding the instance lock, before new workers start.
     """
     instance_uuid = instance_uuid or table.instance_uuid
     killed = 0
@@ -162,12 +162,11 @@ def sweep(table: SlotTable, instance_uuid: str | None = None, seconds: float = 5
             pid = slot.pid
             if not pid or slot.state in (SlotState.FREE, SlotState.DEAD):
                 continue
-            if start_time(pid) == slot.start_time:
+            if start_time(pid) == slot.start_time:  # else its number may be another's by now
                 killed += kill_group(pid)
                 gone.append(pid)
-            else:  # another process may lead a group of that number by now
-                gone += _kill(members := _titled(pid, f"{TITLE}{slot.name}"))
-                killed += len(members)
+        gone += _kill(forks := _forked(table.path))
+        killed += len(forks)
         _wait_gone(gone, seconds)
     for _ in range(_SWEEP_ROUNDS):
         marked = _marked(instance_uuid)
@@ -185,18 +184,23 @@ def _kill(pids: list[int]) -> list[int]:
     return pids
 
 
-def _titled(group: int, title: str) -> list[int]:
-    """Return the processes of a group that a worker of that title only forked.
+def _forked(records: Path) -> list[int]:
+    """Return the processes that were forked in a tree and have executed nothing since.
 
-    They share its title; what it executed has another, and is found by its environment.
+    Whatever group or session they are in by now, they have the title of the process they come
+    from, and its mapping of the records; readers of the records have only that.
     """
+    ending = f" {os.path.realpath(records)}"
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if os.getpgid(int(name)) == group and int(name) != os.getpid():
-                line = Path(f"/proc/{name}/cmdline").read_bytes()
-                if line.rstrip(b"\0 ").decode("utf-8", "replace") == title:
-                    found.append(int(name))
+            if int(name) == os.getpid():
+                continue
+            if not Path(f"/proc/{name}/cmdline").read_bytes().startswith(TITLE.encode()):
+                continue
+            mapped = Path(f"/proc/{name}/maps").read_text("utf-8", "surrogateescape")
+            if any(line.endswith(ending) for line in mapped.splitlines()):
+                found.append(int(name))
     return found
 
 

@@ -100,7 +100,7 @@ class Roster:
                 seat.heirs_failed += 1
                 seat.heir_at_ns = now_ns + policy.backoff_ns(seat.heirs_failed, self.random)
         if seat.process is process:
-            seat.process = None
+            seat.process, seat.died_ns = None, now_ns
             if seat.heir is not None:  # the successor is under way
                 seat.process, seat.heir = seat.heir, None
             else:
@@ -133,7 +133,12 @@ class Roster:
             if squad.record.drained:
                 continue
             alive = sum(1 for seat in squad.seats if seat.process is not None)
-            for seat in squad.seats:
+            seats = squad.seats
+            if squad.state.crash_loop_since_ns is not None:
+                # The last to die goes on probing: its end alone says how long to wait. If it got
+                # its job done it starts at once, whatever back-off the others had come to.
+                seats = sorted(seats, key=lambda seat: -seat.died_ns)
+            for seat in seats:
                 if seat.process is not None or seat.start_at_ns is None:
                     continue
                 if squad.state.crash_loop_since_ns is not None and alive:

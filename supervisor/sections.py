@@ -88,10 +88,14 @@ class BackoffSettings(_Section):
 
 
 class HandlerOptions(_Section):
-    """The keys of a handler that `[defaults]` can set for all."""
+    """The keys of a handler that `[defaults]` can set for all.
+
+    `max_memory_bytes` is for the worker and all it has started while a job of it runs.
+    """
 
     timeout_seconds: Span = Field(default=900.0, alias="timeout")
     soft_timeout_seconds: Span | None = Field(default=None, alias="soft_timeout")
+    max_memory_bytes: Size | None = Field(default=None, alias="max_memory", gt=0)
     max_attempts: int = Field(default=5, ge=1, le=1_000_000)
     backoff: BackoffSettings = BackoffSettings()
     retry_on: tuple[Dotted, ...] = ()
@@ -248,11 +252,15 @@ class LogSettings(_Section):
 
 
 class Settings(_Section):
-    """The whole configuration. `database` is an absolute path or a postgresql:// URL."""
+    """The whole configuration. `database` is an absolute path or a postgresql:// URL.
+
+    With `preload` the handlers are imported in the supervisor, before it forks.
+    """
 
     database: str = Field(default="var/herdsman.db", min_length=1)
     instance: PlainName = "main"
     grace_seconds: Duration = Field(default=20.0, alias="grace")
+    preload: bool = False
     web: WebSettings = WebSettings()
     defaults: HandlerOptions = HandlerOptions()
     handlers: dict[Name, HandlerSettings] = {}

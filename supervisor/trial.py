@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from supervisor.linux import die_with_parent, kill_group
+from supervisor.linux import INSTANCE_VARIABLE, die_with_parent, kill_group
 
 if TYPE_CHECKING:
     from supervisor.herd import Herd
@@ -37,7 +37,7 @@ class Trial:
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _try(validate, close, parent)
+                _try(validate, close, parent, herd.table.instance_uuid)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ class Trial:
         return f"the check of the new configuration failed with exit code {code}"
 
 
-def _try(validate: Callable[[], int], close: set[int], parent: int) -> None:
+def _try(validate: Callable[[], int], close: set[int], parent: int, instance: str) -> None:
     """Be the throwaway process; never returns."""
     code = 1
     try:
@@ -94,6 +94,7 @@ def _try(validate: Callable[[], int], close: set[int], parent: int) -> None:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.environ[INSTANCE_VARIABLE] = instance  # what it executes is found after a crash
         code = int(validate())
     except BaseException:
         with contextlib.suppress(Exception):

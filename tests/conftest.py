@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,18 @@ WAIT_SECONDS_MAX = 20.0
 # A deadline per example would measure the machine's other tenants, not the code.
 hypothesis.settings.register_profile("herdsman", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("herdsman")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let hundreds of processes share compiled modules, also where none are to be kept.
+
+    Each would compile the sources anew, for a third of its start. They go to a folder of this
+    run, which whatever it starts inherits; without the variable Python keeps them itself.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        folder = tempfile.mkdtemp(prefix="herdsman-tests-")
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def wait_until(

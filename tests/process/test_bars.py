@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import signal
@@ -33,7 +32,6 @@ LINES = 20
 RECYCLES = 1_000
 GROWTH_KILOBYTES_MAX = 300
 """Of the supervisor, by whatever number of recycles."""
-LEASE_SECONDS = 1.5
 
 DIES = """
 def die():
@@ -48,7 +46,7 @@ ACTIONS["die"] = die
 FAMILY = """
 import sys
 
-if os.getpgrp() == os.getpid():  # not in the child that only tries the import
+if "HERDSMAN_INSTANCE_UUID" in os.environ:  # not in the child that only tries the import
     note("child", os.getpid(), subprocess.Popen(["sleep", "600"]).pid)
     while (FOLDER / "slow_boot").exists():
         time.sleep(0.01)
@@ -79,37 +77,12 @@ def talk(number):
 ACTIONS["talk"] = talk
 '''
 
-SHORT_LEASES = f"""
-import sys
-
-import queue_core.queue
-import supervisor.keeper
-import supervisor.worker
-
-for module in (queue_core.queue, supervisor.keeper, supervisor.worker):
-    assert module.LEASE_SECONDS_DEFAULT == 60
-    module.LEASE_SECONDS_DEFAULT = {LEASE_SECONDS}
-assert supervisor.keeper.EXTEND_SECONDS == 20
-supervisor.keeper.EXTEND_SECONDS = {LEASE_SECONDS / 3}
-sys.argv = ["herdsman", *sys.argv[sys.argv.index("supervisor") + 1 :]]
-from supervisor.cli import main
-
-main()
-"""
-"""The real service with leases and renewals forty times as short, in proportion."""
-
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Maker]:
     """Return a function that prepares a service; it is ended at the end."""
     with services(tmp_path) as make:
         yield make
-
-
-def teach(tree: Service, source: str) -> None:
-    """Add to the handlers of a service that is not started yet."""
-    with (tree.folder / "service_handlers.py").open("a") as file:
-        file.write(source)
 
 
 @pytest.mark.long
@@ -120,7 +93,7 @@ def test_each_of_200_killed_jobs_runs_again_in_under_a_second(service: Maker) ->
     started at once, because it settles the job of the one before it.
     """
     tree = service(processes=4)
-    teach(tree, DIES)
+    tree.teach(DIES)
     tree.started()
     queue = tree.queue()
     tree.warm(queue)
@@ -159,27 +132,6 @@ def groups(leaders: set[int]) -> set[int]:
 
 
 @contextlib.contextmanager
-def write_lock(tree: Service) -> Iterator[None]:
-    """Keep everyone else from writing to the database."""
-    descriptor = os.open(f"{tree.database}.lock", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def worker_in(tree: Service, state: SlotState) -> int:
-    """Wait until a worker is in a state; return its pid."""
-    return wait_until(
-        lambda: next(
-            (s.pid for s in tree.slots() if s.kind is Kind.WORKER and s.state is state), 0
-        ),
-        what=f"a worker is in {state.name}",
-    )
-
-
-@contextlib.contextmanager
 def held_in(tree: Service, state: SlotState) -> Iterator[int]:
     """Start a service and hold its worker in a state; yield the pid."""
     with contextlib.ExitStack() as stack:
@@ -190,22 +142,22 @@ def held_in(tree: Service, state: SlotState) -> Iterator[int]:
         else:
             tree.started()
         if state is SlotState.CLAIM:
-            pid = worker_in(tree, SlotState.IDLE)
+            pid = tree.worker_in(SlotState.IDLE)
             os.kill(pid, signal.SIGSTOP)
             tree.queue().put("nothing")
-            stack.enter_context(write_lock(tree))
+            stack.enter_context(tree.write_lock())
             os.kill(pid, signal.SIGCONT)
         elif state in (SlotState.RUN, SlotState.SETTLE):
             job_id = tree.queue().put("wait go")
             wait_until(lambda: tree.running(job_id))
             if state is SlotState.SETTLE:
-                stack.enter_context(write_lock(tree))
+                stack.enter_context(tree.write_lock())
                 tree.make("go")
         elif state is SlotState.EXIT:
             job_id = tree.queue().put("block_output")
             wait_until(lambda: tree.done(job_id))
-            os.kill(worker_in(tree, SlotState.IDLE), signal.SIGTERM)
-        yield worker_in(tree, state)
+            os.kill(tree.worker_in(SlotState.IDLE), signal.SIGTERM)
+        yield tree.worker_in(state)
 
 
 @pytest.mark.parametrize("state", ["BOOT", "IDLE", "CLAIM", "RUN", "SETTLE", "EXIT"])
@@ -214,26 +166,26 @@ def test_a_killed_supervisor_leaves_no_process_of_any_group_whatever_its_worker_
 ) -> None:
     """Two seconds later the worker and what it started are gone, even with the database locked."""
     tree = service()
-    teach(tree, FAMILY)
+    tree.teach(FAMILY)
     with held_in(tree, SlotState[state]) as pid:
         child = next(int(words[1]) for words in tree.notes("child") if int(words[0]) == pid)
         leaders = {int(words[0]) for words in tree.notes("child")}
         assert {pid, child} <= groups(leaders)
-        assert worker_in(tree, SlotState[state]) == pid, "it was not held"
+        assert tree.worker_in(SlotState[state]) == pid, "it was not held"
         tree.send(signal.SIGKILL)
         wait_until(lambda: not groups(leaders), timeout_seconds=2, what="the groups are empty")
     assert tree.wait() == -signal.SIGKILL
     wait_until(lambda: tree.all_processes() == [], what="the keeper has left too")
 
 
-# ---- signals, recycles, a long drain ------------------------------------------------------
+# ---- signals, recycles --------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_a_thousand_signals_during_heavy_logging_leave_a_healthy_service(service: Maker) -> None:
     """Every job is done once, no line of the log is torn, and a stop is as clean as ever."""
     tree = service(processes=2, web=True)
-    teach(tree, TALKS)
+    tree.teach(TALKS)
     tree.started()
     queue = tree.queue()
     wait_until(lambda: tree.get("readyz")[0] == 200)
@@ -263,11 +215,14 @@ def test_a_thousand_signals_during_heavy_logging_leave_a_healthy_service(service
     heard = Counter(str(event["signal"]) for event in tree.events("signal_received"))
     print(f"{heard.total()} of {sent.total()} signals were told apart", file=sys.stderr)
     # The kernel merges what arrives while the same is pending.
-    assert all(heard[name] > number / 2 for name, number in sent.items()), (heard, sent)
+    assert all(heard[name] > number / 4 for name, number in sent.items()), (heard, sent)
     talked = [event for event in tree.events(MESSAGE) if event["message"] == "talked"]
     assert len(talked) == LINES * len(jobs)
     assert {tree.runs()[job_id] for job_id in jobs} == {1}
-    assert {tuple(tree.outcomes(job_id)) for job_id in jobs} == {("succeeded",)}
+    # A worker told to leave between claim and start gives the job back; no other mark is left.
+    ledgers = [[(str(one.outcome), one.error) for one in tree.job(at).ledger] for at in jobs]
+    assert {ledger.pop() for ledger in ledgers} == {("succeeded", None)}
+    assert {one for ledger in ledgers for one in ledger} <= {("interrupted", None)}
     assert tree.events("pool_crash_loop") == tree.events("reload_failed") == []
     assert tree.stop() == 0
     assert tree.rows()["claimed"] == 0
@@ -325,24 +280,3 @@ def test_a_thousand_recycles_cost_the_supervisor_no_descriptor_and_no_memory(
     assert record.failures == 0
     assert tree.stop() == 0
     assert tree.all_processes() == []
-
-
-def test_a_drain_longer_than_a_lease_renews_it_until_the_job_is_settled(service: Maker) -> None:
-    """The keeper is there to the end: the job runs once, and its end counts."""
-    tree = service(grace="60s")
-    script = tree.folder / "short_leases.py"
-    script.write_text(SHORT_LEASES)
-    tree.prefix = (sys.executable, "-P", str(script))
-    tree.started()
-    job_id = tree.queue().put("wait go")
-    wait_until(lambda: tree.running(job_id))
-    began = time.monotonic()
-    tree.send(signal.SIGTERM)
-    wait_until(lambda: tree.events("supervisor_draining"))
-    wait_until(lambda: time.monotonic() - began > 2.5 * LEASE_SECONDS)
-    assert tree.running(job_id)
-    tree.make("go")
-    assert tree.wait() == 0
-    assert tree.outcomes(job_id) == ["succeeded"]
-    assert tree.runs()[job_id] == 1
-    assert tree.events("leases_reaped") == tree.events("claim_stale") == []

@@ -105,7 +105,9 @@ def test_a_job_that_cannot_be_interrupted_is_killed_and_the_exit_code_says_so(
     service: Maker,
 ) -> None:
     """One that swallows QUIT is killed after it, still uncharged; exit code 75."""
-    tree = service(grace="200ms").started()
+    tree = service(grace="200ms")
+    tree.change(judgement__QUIT_SECONDS=0.5, judgement__ABRT_SECONDS=0.5)
+    tree.started()
     queue = tree.queue()
     running = queue.put("once deaf 60")
     wait_until(lambda: tree.running(running))
@@ -117,6 +119,24 @@ def test_a_job_that_cannot_be_interrupted_is_killed_and_the_exit_code_says_so(
     clean(tree)
     tree.started()
     wait_until(lambda: tree.done(running))
+
+
+def test_a_drain_is_seen_from_outside_until_its_end(service: Maker) -> None:
+    """Not ready, but alive, with every number: until the last job is settled."""
+    tree = service(web=True).started()
+    wait_until(lambda: tree.get("readyz")[0] == 200)
+    running = tree.queue().put("wait go")
+    wait_until(lambda: tree.running(running))
+    tree.send(signal.SIGTERM)
+    code, text = wait_until(lambda: (page := tree.get("readyz"))[0] == 503 and page)
+    assert "drain" in text, code
+    assert tree.get("livez")[0] == 200
+    claimed = 'herdsman_queue_jobs{queue="work",state="claimed"} 1.0\n'
+    wait_until(lambda: claimed in tree.get("metrics")[1])
+    assert tree.running(running)
+    tree.make("go")
+    assert tree.wait() == 0
+    assert tree.outcomes(running) == ["succeeded"]
 
 
 def test_an_idle_service_stops_at_once(service: Maker) -> None:

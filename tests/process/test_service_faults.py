@@ -65,6 +65,22 @@ def test_a_handler_that_does_not_import_is_refused_with_the_line_that_failed(
     wait_until(lambda: tree.done(job_id))
 
 
+def test_a_service_whose_workers_never_boot_is_not_ready_and_leaves(service: Maker) -> None:
+    """It is not up for ever without doing anything; probe, log and exit code say so."""
+    tree = service(web=True)
+    tree.change(policy__BACKOFF_BASE_SECONDS=0.2)
+    tree.teach('if "HERDSMAN_INSTANCE_UUID" in os.environ:\n    raise ImportError("not here")\n')
+    tree.start()
+    code, text = wait_until(lambda: (page := tree.get("readyz"))[0] and page)
+    assert code == 503
+    assert "pool default is without a ready worker: " in text
+    assert "not here" in text
+    assert tree.wait() == 78
+    (event,) = tree.events("supervisor_gave_up")
+    assert "not here" in event["notes"]["default"]
+    assert 5 <= sum(one["process"] == "default/0" for one in tree.events("worker_started")) <= 6
+
+
 def test_a_file_that_is_no_database_is_refused_and_left_alone(service: Maker) -> None:
     """69, from `run` and from `put`."""
     tree = service()
@@ -182,21 +198,21 @@ class Raw:
         return data
 
 
-@pytest.mark.parametrize("data", [b"\xff{", b"", b"{" * 100_000])
-def test_a_payload_that_is_no_json_is_a_dead_letter_with_its_bytes(
-    service: Maker, data: bytes
-) -> None:
+def test_a_payload_that_is_no_json_is_a_dead_letter_with_its_bytes(service: Maker) -> None:
     """Undecodable at once, on the first attempt; the worker goes on."""
     tree = service().started()
     workers = tree.workers()
-    bad = tree.queue(serializer=Raw()).put(data)
+    raw = tree.queue(serializer=Raw())
+    bad = {raw.put(data): data for data in (b"\xff{", b"", b"{" * 100_000)}
     good = tree.queue().put("nothing")
-    wait_until(lambda: tree.done(good) and tree.state(bad) is State.DEAD)
-    job = tree.job(bad)
-    assert (job.reason, job.payload_bytes) == ("undecodable", data)
-    assert job.error is not None
-    assert job.error.startswith("the payload is not JSON: ")
-    assert tree.runs()[bad] == 0
+    wait_until(lambda: tree.done(good))
+    for job_id, data in bad.items():
+        wait_until(lambda at=job_id: tree.state(at) is State.DEAD)
+        job = tree.job(job_id)
+        assert (job.reason, job.payload_bytes) == ("undecodable", data)
+        assert job.error is not None
+        assert job.error.startswith("the payload is not JSON: ")
+        assert tree.runs()[job_id] == 0
     assert tree.workers() == workers
 
 
@@ -217,27 +233,33 @@ def test_a_taken_port_stops_no_job_and_is_told(service: Maker) -> None:
 
 
 def test_a_foreign_lock_on_the_database_delays_and_loses_nothing(service: Maker) -> None:
-    """Supervision goes on: a worker killed meanwhile is replaced, its job done afterwards."""
-    tree = service(web=True).started()
+    """A worker killed meanwhile is replaced; its job and one that fell due start at the end."""
+    tree = service(web=True)
+    tree.change(keeper__LOCK_SECONDS=0.8)
+    tree.started()
     queue = tree.queue()
     wait_until(lambda: tree.get("livez")[0] == 200)
     keeper = tree.pid_of(Kind.KEEPER)
     job_id = queue.put("once wait never")
+    due_id = queue.put("nothing", delay=1.5)
     wait_until(lambda: tree.running(job_id))
     starts = len(tree.events("worker_started"))
     with contextlib.closing(sqlite3.connect(tree.database, timeout=20)) as foreign:
         foreign.isolation_level = None
         foreign.execute("BEGIN EXCLUSIVE")
-        until = time.monotonic() + 7  # longer than the keeper's patience with the lock
+        until = time.monotonic() + 3  # longer than the keeper's patience with the lock
         tree.kill_running(job_id)
         wait_until(lambda: len(tree.events("worker_started")) > starts, timeout_seconds=3)
         assert tree.get("livez")[0] == 200
         wait_until(lambda: tree.events("upkeep_failed"))
         wait_until(lambda: time.monotonic() > until)
-        assert tree.state(job_id) is State.CLAIMED
+        assert (tree.state(job_id), tree.state(due_id)) == (State.CLAIMED, State.DELAYED)
         foreign.execute("COMMIT")
-    wait_until(lambda: tree.done(job_id))
+        released_us = time.time_ns() // 1000
+    wait_until(lambda: tree.done(job_id, due_id))
     assert tree.outcomes(job_id) == ["crashed", "succeeded"]
+    for one in (job_id, due_id):
+        assert tree.job(one).ledger[-1].started_us - released_us < 1_000_000
     assert tree.pid_of(Kind.KEEPER) == keeper
     assert tree.stop() == 0
 

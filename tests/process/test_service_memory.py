@@ -40,6 +40,13 @@ def have_eaten():
     time.sleep(60)
 
 
+def taste(name):
+    """Use as much until a test says that it is enough."""
+    block = bytearray(200 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    wait(name)
+
+
 def talk(number):
     """Write so many lines, and die."""
     for at in range(int(number)):
@@ -47,7 +54,7 @@ def talk(number):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-ACTIONS |= {"eat": eat, "have_eaten": have_eaten, "talk": talk}
+ACTIONS |= {"eat": eat, "have_eaten": have_eaten, "taste": taste, "talk": talk}
 '''
 
 
@@ -67,27 +74,59 @@ def service(tmp_path: Path) -> Iterator[Maker]:
         yield prepare
 
 
-@pytest.mark.parametrize("meal", ["eat", "have_eaten"])
-def test_a_job_over_the_memory_limit_is_charged_until_it_is_poison(
-    service: Maker, meal: str
-) -> None:
+def test_a_job_over_the_memory_limit_is_charged_until_it_is_poison(service: Maker) -> None:
     """Whether the worker uses it or a program it started; and the interruption is not free."""
-    tree = service('max_memory = "70MB"\n', max_attempts=50).started()
+    tree = service('max_memory = "70MB"\n', max_attempts=50, processes=2).started()
     queue = tree.queue()
-    glutton = queue.put(meal)
-    wait_until(lambda: tree.state(glutton) is State.DEAD, timeout_seconds=30)
-    job = tree.job(glutton)
-    assert (job.reason, job.deaths, tree.outcomes(glutton)) == ("poison", 3, ["crashed"] * 3)
-    assert {attempt.cause for attempt in job.ledger} == {"memory"}
-    assert job.error is not None
-    assert "memory" in job.error
-    if meal == "eat":
-        assert job.traceback is not None
-        assert "sits down to eat" in job.traceback
-    assert tree.runs()[glutton] == 3
+    gluttons = {meal: queue.put(meal) for meal in ("eat", "have_eaten")}
+    for meal, glutton in gluttons.items():
+        wait_until(lambda at=glutton: tree.state(at) is State.DEAD, timeout_seconds=30)
+        job = tree.job(glutton)
+        assert (job.reason, job.deaths, tree.outcomes(glutton)) == ("poison", 3, ["crashed"] * 3)
+        assert {attempt.cause for attempt in job.ledger} == {"memory"}
+        assert job.error is not None
+        assert "memory" in job.error
+        if meal == "eat":
+            assert job.traceback is not None
+            assert "sits down to eat" in job.traceback
+        assert tree.runs()[glutton] == 3
     assert {event["cause"] for event in tree.events("worker_exited")} == {"memory"}
     good = queue.put("nothing")
     wait_until(lambda: tree.done(good))
+
+
+def test_the_memory_limit_of_a_handler_is_for_its_jobs_alone(service: Maker) -> None:
+    """Another's job that uses as much goes on, whether its worker does or what that started."""
+    free = '[handlers.free]\npython = "service_handlers:work"\nmax_memory = "1GB"\n'
+    tree = service(extra=f'max_memory = "140MB"\n{free}', processes=3, max_attempts=1).started()
+    queue = tree.queue()
+    other = tree.queue("free").put("eat")
+    wait_until(lambda: any(slot.rss_bytes > 140_000_000 for slot in tree.slots()))
+    for glutton in queue.put_many(["eat", "have_eaten"]):
+        wait_until(lambda at=glutton: tree.state(at) is State.DEAD)
+        assert (tree.job(glutton).deaths, tree.outcomes(glutton)) == (1, ["crashed"])
+        assert tree.job(glutton).ledger[0].cause == "memory"
+    for signalled in tree.events("worker_signalled"):
+        assert (signalled["cause"], signalled["signal"]) == ("memory", "SIGQUIT")
+        assert signalled["why"].endswith("bytes of memory, over 140000000")
+    assert len(tree.events("worker_signalled")) == 2
+    assert tree.running(other), "one without that limit was ended too"
+    good = queue.put("nothing")
+    wait_until(lambda: tree.done(good))
+
+
+def test_no_job_is_charged_for_what_another_had_used_before_it(service: Maker) -> None:
+    """The last look at the worker's memory may be from before its start."""
+    free = '[handlers.free]\npython = "service_handlers:work"\nmax_memory = "1GB"\n'
+    tree = service(extra=f'max_memory = "140MB"\n{free}').started()
+    queue = tree.queue()
+    for number in range(2):
+        tree.queue("free").put(f"taste enough{number}")
+        wait_until(lambda: any(slot.rss_bytes > 140_000_000 for slot in tree.slots()))
+        small = queue.put("sleep 0.9")
+        tree.make(f"enough{number}")
+        wait_until(lambda at=small: tree.done(at))
+    assert tree.events("worker_signalled") == tree.events("worker_exited") == []
 
 
 def test_the_last_log_lines_of_a_killed_worker_are_with_its_dead_letter(service: Maker) -> None:

@@ -99,6 +99,40 @@ def test_jobs_of_another_process_are_done_and_every_number_is_right(service: Mak
     assert tree.stop() == 0
 
 
+def test_a_scrape_grows_with_no_worker_that_comes_and_goes(service: Maker) -> None:
+    """The same series before and after, none names a process, and no counter goes back."""
+    tree = service(web=True)
+    with tree.config.open("a") as file:  # its last section is the pool
+        file.write("max_jobs = 1\n")
+    tree.started()
+    queue = tree.queue()
+    wait_until(lambda: tree.get("livez")[0] == 200)
+
+    recycled = ("herdsman_worker_exits_total", (("cause", "recycle"), ("pool", "default")))
+
+    def scrape_after(recycles: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """Work until so many workers have gone; return name and labels to value."""
+        while len(tree.events("worker_recycled")) <= recycles:
+            *_, last = queue.put_many(["sleep 0.01"] * 10)
+            wait_until(lambda at=last: tree.done(at))
+
+        def scrape() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+            page = {
+                (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+                for family in text_string_to_metric_families(tree.get("metrics")[1])
+                for sample in family.samples
+            }
+            return page if page[recycled] >= recycles else {}
+
+        return wait_until(scrape)
+
+    before, after = scrape_after(2), scrape_after(8)
+    assert after.keys() == before.keys()
+    assert not {"pid", "worker", "host"} & {name for _, labels in after for name, _ in labels}
+    counters = [at for at in after if at[0].endswith(("_total", "_count", "_sum", "_bucket"))]
+    assert [at for at in counters if after[at] < before[at]] == []
+
+
 def test_a_result_in_the_middle_of_a_batch_is_settled_as_it_says(service: Maker) -> None:
     """Each of the others goes on as if its neighbours had been done well."""
     tree = service().started()

@@ -10,7 +10,11 @@ from supervisor.policy import Cause, code_of
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 
-FAST = {"supervisor.policy.BACKOFF_BASE_SECONDS": 0.02, "supervisor.judgement.ABRT_SECONDS": 0.2}
+FAST = {
+    "supervisor.policy.BACKOFF_BASE_SECONDS": 0.02,
+    "supervisor.policy.SETTLE_SECONDS": 0.2,
+    "supervisor.judgement.ABRT_SECONDS": 0.2,
+}
 
 
 def test_a_failing_boot_backs_off(host: HostMaker) -> None:
@@ -74,6 +78,31 @@ def test_a_crash_loop_leaves_one_probe_and_ends_by_health(host: HostMaker) -> No
     wait_until(lambda: len(tree.workers()) == 3)
     assert pool.crash_loop == 0
     assert tree.events("pool_recovered")
+    assert tree.stop() == 0
+
+
+def test_in_a_crash_loop_a_worker_that_got_a_job_done_is_replaced_at_once(host: HostMaker) -> None:
+    """The back-off that another of its pool had come to is not its own."""
+    constants = {
+        "supervisor.policy.BACKOFF_BASE_SECONDS": 30.0,
+        "supervisor.policy.INTENSITY_MIN": 1,
+        "supervisor.policy.INTENSITY_PER_PROCESS": 0,
+    }
+    tree = host(pools=[["a", 2, {}]], constants=constants).started()
+    pool = tree.table.pools["a"]
+    for restarts in (1, 2):
+        pid = wait_until(lambda: tree.pid_of("a/0"))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda n=restarts: len(tree.deaths()) == n)
+    wait_until(lambda: pool.crash_loop == 1)
+    for _ in range(2):
+        pid = wait_until(lambda: tree.pid_of("a/1"))
+        (job,) = tree.put("sleep 0")
+        wait_until(lambda job=job: job in tree.names("done"))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: tree.pid_of("a/1") not in (0, pid), timeout_seconds=3)
+        assert tree.pid_of("a/0") == 0
+    assert pool.backoff_until_ns > time.monotonic_ns()
     assert tree.stop() == 0
 
 

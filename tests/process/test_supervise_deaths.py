@@ -14,7 +14,7 @@ from supervisor.policy import Cause, code_of
 from supervisor.reap import OomCounter
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
-from tests.process.tree import Host
+from tests.process.tree import Host, note
 
 FAST = {"supervisor.judgement.ABRT_SECONDS": 0.3}
 
@@ -31,53 +31,48 @@ def survives(tree: Host) -> None:
     assert tree.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "cause", "code", "signum"),
-    [
+def test_a_job_that_ends_its_worker_is_named(host: HostMaker) -> None:
+    """The slot says which job ran and how it ended; code 0 in the middle of a job is a crash."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    for line, cause, code, signum in [
         ("kill_self 9", "signal", 0, 9),
         ("exit_now 0", "exit", 0, 0),
         ("exit_now 3", "exit", 3, 0),
         ("exit_now 69", "exit", 69, 0),
         ("segv", "signal", 0, 11),
-    ],
-)
-def test_a_job_that_ends_its_worker_is_named(
-    host: HostMaker, line: str, cause: str, code: int, signum: int
-) -> None:
-    """The slot says which job ran and how it ended; code 0 in the middle of a job is a crash."""
-    tree = host(pools=[["a", 1, {}]]).started()
-    (job,) = tree.put(line)
-    death = death_of(tree, job)
-    assert (death["cause"], death["exit_code"], death["signal"]) == (cause, code, signum)
-    assert death["running"] == 0
-    if signum == 11:
-        assert "Segmentation fault" in death["stack"]
-        assert "string_at" in death["stack"]
+    ]:
+        good, job = tree.put("sleep 0", line)  # the first makes the worker a healthy one
+        death = death_of(tree, job)
+        assert (death["cause"], death["exit_code"], death["signal"]) == (cause, code, signum), line
+        assert death["running"] == 0
+        assert good in tree.names("done")
+    assert "Segmentation fault" in death["stack"]
+    assert "string_at" in death["stack"]
     survives(tree)
 
 
-@pytest.mark.parametrize("line", ["sys_exit 0", "raise KeyboardInterrupt", "raise MemoryError"])
-def test_a_job_that_raises_anything_does_not_end_its_worker(host: HostMaker, line: str) -> None:
+def test_a_job_that_raises_anything_does_not_end_its_worker(host: HostMaker) -> None:
     """It failed; the worker lives."""
     tree = host(pools=[["a", 1, {}]]).started()
-    (job,) = tree.put(line)
-    wait_until(lambda: tree.names("failed") == [job])
+    errors = ("KeyboardInterrupt", "MemoryError", "RecursionError", "BaseException")
+    jobs = tree.put("sys_exit 0", *(f"raise {name}" for name in errors))
+    wait_until(lambda: tree.names("failed") == jobs)
     assert tree.boots() == 1
     survives(tree)
 
 
-@pytest.mark.parametrize("line", ["hold_gil 600", "spin 600", "deaf 600"])
-def test_a_job_past_its_hard_deadline_is_ended_with_its_stack(host: HostMaker, line: str) -> None:
+def test_a_job_past_its_hard_deadline_is_ended_with_its_stack(host: HostMaker) -> None:
     """Even one that never gives the interpreter back; the stack names the function."""
     tree = host(pools=[["a", 1, {}]], hard_seconds=0.4, constants=FAST).started()
-    before = time.monotonic()
-    (job,) = tree.put(line)
-    death = death_of(tree, job)
-    assert time.monotonic() - before < 2.5
-    assert death["cause"] == "timeout"
-    assert death["signal"] == signal.SIGABRT
-    assert f"in _{line.split()[0]}" in death["stack"]
-    assert tree.table.pools["a"].note == "ran its job past the hard deadline"
+    for line in ("hold_gil 600", "spin 600", "deaf 600"):
+        good, job = tree.put("sleep 0", line)
+        wait_until(lambda at=good: at in tree.names("done"))
+        before = time.monotonic()
+        death = death_of(tree, job)
+        assert time.monotonic() - before < 2.5
+        assert (death["cause"], death["signal"]) == ("timeout", signal.SIGABRT)
+        assert f"in _{line.split()[0]}" in death["stack"]
+        assert tree.table.pools["a"].note == "ran its job past the hard deadline"
     survives(tree)
 
 
@@ -109,6 +104,25 @@ def test_an_idle_worker_that_stopped_ticking_is_replaced(host: HostMaker) -> Non
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: tree.workers().get("a/0", pid) != pid)
     assert wait_until(tree.deaths)[0]["cause"] == "hang"
+    survives(tree)
+
+
+@pytest.mark.parametrize("state", ["CLAIM", "SETTLE", "EXIT"])
+def test_a_worker_that_hangs_between_jobs_is_replaced(host: HostMaker, state: str) -> None:
+    """At a claim, at a settlement, and when it is to leave: each is over by its own limit."""
+    limits = {f"supervisor.judgement.{name}_SECONDS": 0.8 for name in ("STUCK", "IDLE_TICK")}
+    tree = host(pools=[["a", 1, {}]], constants=FAST | limits).started()
+    pid = tree.workers()["a/0"]
+    (job,) = tree.put("block_output" if state == "EXIT" else "sleep 0.2")
+    (tree.folder / f"stick_{state}").touch()
+    if state == "EXIT":
+        wait_until(lambda: tree.names("done") == [job])
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: tree.workers().get("a/0", pid) != pid)
+    (death,) = wait_until(tree.deaths)
+    assert (death["pid"], death["cause"], death["signal"]) == (pid, "hang", signal.SIGABRT)
+    words = "made no progress" if state == "EXIT" else f"was in {state} for more than 0.8 s"
+    assert words in tree.events("worker_signalled")[0]["why"]
     survives(tree)
 
 
@@ -173,14 +187,33 @@ def test_a_tree_that_was_stopped_for_long_judges_nobody_at_once(host: HostMaker)
     assert tree.boots() == 1
 
 
-def test_a_worker_dies_with_a_supervisor_that_dies_while_forking(host: HostMaker) -> None:
-    """Kill the supervisor again and again right after a worker was started: nobody is left."""
-    for _ in range(3):
-        tree = host(pools=[["a", 4, {}]]).start()
-        wait_until(lambda tree=tree: tree.events("worker_started"))
-        tree.send(signal.SIGKILL)
-        tree.wait()
-        wait_until(lambda tree=tree: tree.all_processes() == [], timeout_seconds=5)
+def test_a_worker_dies_with_a_supervisor_that_died_before_it_could_ask_for_that(
+    host: HostMaker,
+) -> None:
+    """A fork hook keeps the children back until their parent is gone: none of them begins."""
+    tree = host(pools=[["a", 2, {}]], fork_hook_seconds=0.7).start()
+    wait_until(lambda: len(tree.events("worker_started")) == 3)
+    tree.send(signal.SIGKILL)
+    tree.wait()
+    assert len(tree.all_processes()) == 3, "too late: the test proves nothing"
+    wait_until(lambda: tree.all_processes() == [], timeout_seconds=5)
+    assert tree.boots() == 0
+    assert not (tree.folder / "keeper_left").exists()
+
+
+def test_a_death_that_somebody_else_has_reaped_is_a_death(host: HostMaker) -> None:
+    """What waits for children beside us takes the cause along, and hides no end."""
+    tree = host(pools=[["a", 2, {}], ["b", 1, {}]], foreign_wait=True).started()
+    victim, other = tree.workers()["a/1"], tree.workers()["b/0"]
+    tree.put("sleep 0")
+    wait_until(lambda: tree.names("done") == [1])
+    note(tree.folder / "victim", victim)
+    os.kill(tree.workers()["a/0"], signal.SIGKILL)  # its successor's fork takes the victim along
+    wait_until(lambda: tree.workers().get("a/1", victim) != victim)
+    wait_until(lambda: len(tree.workers()) == 3)
+    assert tree.workers()["b/0"] == other
+    wait_until(lambda: {death["pid"] for death in tree.deaths()} >= {victim})
+    survives(tree)
 
 
 def test_no_pid_is_signalled_by_number_while_it_could_be_anyones() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
-
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
-from tests.process.tree import Host
+from tests.process.tree import Host, alive
 
 FAST = {"supervisor.policy.BACKOFF_BASE_SECONDS": 0.02}
 
@@ -59,15 +57,15 @@ def test_a_reload_keeps_the_old_until_the_new_is_ready(host: HostMaker) -> None:
     assert tree.stop() == 0
 
 
-@pytest.mark.parametrize("line", ["exit_now 1", "kill_self 9", "raise MemoryError"])
-def test_a_bad_configuration_is_refused_in_a_throwaway_child(host: HostMaker, line: str) -> None:
+def test_a_bad_configuration_is_refused_in_a_throwaway_child(host: HostMaker) -> None:
     """Whatever its check does, the running tree is not touched."""
     tree = host().started()
     workers = tree.workers()
-    (tree.folder / "validate").write_text(line)
-    reload(tree, "reload_failed")
-    assert tree.workers() == workers
-    wait_until(lambda: not tree.table.reload_ok)
+    for line in ("exit_now 1", "kill_self 9", "raise MemoryError"):
+        (tree.folder / "validate").write_text(line)
+        reload(tree, "reload_failed")
+        assert tree.workers() == workers, line
+        wait_until(lambda: not tree.table.reload_ok)
     (tree.folder / "validate").unlink()
     reload(tree)
     wait_until(lambda: tree.table.reload_ok)
@@ -80,6 +78,21 @@ def test_a_check_that_hangs_is_ended(host: HostMaker) -> None:
     (tree.folder / "validate").write_text("sleep 600")
     reload(tree, "reload_failed")
     assert "in time" in tree.events("reload_failed")[0]["why"]
+    assert tree.stop() == 0
+
+
+def test_what_a_check_started_is_found_after_a_crash_in_the_middle_of_it(host: HostMaker) -> None:
+    """It carries the instance, like what a worker executes; the next start ends it."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    (tree.folder / "validate").write_text("exec sleep 600")
+    tree.send(signal.SIGHUP)
+    wait_until(lambda: (tree.folder / "grandchild").exists())
+    program = int((tree.folder / "grandchild").read_text())
+    tree.send(signal.SIGKILL)
+    tree.wait()
+    wait_until(lambda: tree.all_processes() == [program])
+    tree.started()
+    assert not alive(program)
     assert tree.stop() == 0
 
 
@@ -111,16 +124,17 @@ def test_a_reload_adds_removes_and_resizes_pools(host: HostMaker) -> None:
     assert tree.stop() == 0
 
 
-def test_fifty_reloads_leak_no_descriptor(host: HostMaker) -> None:
-    """As many descriptors after as before (ten here: each is a whole fleet)."""
+def test_reload_after_reload_leaks_no_descriptor_and_no_thread(host: HostMaker) -> None:
+    """As many after as before; a leak of one would be ten by then."""
     tree = host(pools=[["a", 1, {}]]).started()
     reload(tree)
     wait_until(lambda: len(tree.slots()) == 2)
-    before = len(os.listdir(f"/proc/{tree.pid}/fd"))
+    before = [len(os.listdir(f"/proc/{tree.pid}/{what}")) for what in ("fd", "task")]
     for _ in range(10):
         reload(tree)
     wait_until(lambda: len(tree.slots()) == 2)
-    assert len(os.listdir(f"/proc/{tree.pid}/fd")) == before
+    after = [len(os.listdir(f"/proc/{tree.pid}/{what}")) for what in ("fd", "task")]
+    assert after == before
     assert tree.stop() == 0
 
 

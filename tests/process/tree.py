@@ -7,6 +7,7 @@ that script, signals it and reads the slots.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import faulthandler
@@ -95,6 +96,17 @@ def _steal_signals(rest: str, folder: Path) -> None:
     signal.set_wakeup_fd(-1)
 
 
+def _count_terms(rest: str, folder: Path) -> None:
+    """Count the TERMs that come within a while."""
+    terms: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, frame: terms.append(signum))
+    note(folder / "counting", os.getpid())
+    until = time.monotonic() + float(rest)
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    note(folder / "terms", len(terms))
+
+
 def _leave_thread(rest: str, folder: Path) -> None:
     threading.Thread(target=time.sleep, args=(1e6,), daemon=False).start()
 
@@ -110,7 +122,17 @@ def _allocate(rest: str, folder: Path) -> None:
 
 
 def _raise(rest: str, folder: Path) -> None:
-    raise {"KeyboardInterrupt": KeyboardInterrupt, "MemoryError": MemoryError}[rest]
+    raise getattr(builtins, rest)
+
+
+class _Blocked:
+    def flush(self) -> None:
+        time.sleep(600)
+
+
+def _block_output(rest: str, folder: Path) -> None:
+    """Hang at the very end of the process."""
+    setattr(sys, "stdout", _Blocked())  # noqa: B010
 
 
 def _close_output(rest: str, folder: Path) -> None:
@@ -144,6 +166,7 @@ ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "double_fork": _double_fork,
     "spin": _spin,
     "steal_signals": _steal_signals,
+    "count_terms": _count_terms,
     "leave_thread": _leave_thread,
     "kill_self": _kill_self,
     "segv": lambda rest, folder: ctypes.string_at(0) and None,
@@ -153,6 +176,7 @@ ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "raise": _raise,
     "allocate": _allocate,
     "close_output": _close_output,
+    "block_output": _block_output,
     "deaf": _deaf,
     "environment": _environment,
     "later": _later,
@@ -166,6 +190,14 @@ def take_job(folder: Path) -> Path | None:
         with contextlib.suppress(OSError):
             return path.rename(folder / "claimed" / path.name)
     return None
+
+
+def stick(folder: Path, state: str) -> None:
+    """Hang when a file says that it is to be in this state; once."""
+    path = folder / f"stick_{state}"
+    if path.exists():
+        path.unlink()
+        time.sleep(600)
 
 
 def boot(folder: Path, name: str) -> int | None:
@@ -216,6 +248,7 @@ def make_worker(folder: Path, options: dict[str, Any]) -> Callable[[Any], int]:
         else:
             slot.finish_ok(0, 1)
             slot.enter(SlotState.SETTLE)
+            stick(folder, "SETTLE")
             (folder / "done" / path.name).write_text(f"{os.getpid()}{version}")
         child.rearm()
         slot.end_batch()
@@ -228,6 +261,7 @@ def make_worker(folder: Path, options: dict[str, Any]) -> Callable[[Any], int]:
         child.ready()
         while not child.stopping:
             child.slot.enter(SlotState.CLAIM)
+            stick(folder, "CLAIM")
             path = take_job(folder)
             if path is not None:
                 run_job(child, path)
@@ -330,8 +364,18 @@ def make_tree(folder: Path, table: Any, lock_fd: int) -> Any:
     )
 
 
+def take_from_under(path: Path) -> None:
+    """Kill and reap the process that a file names, as a library in this process might."""
+    if path.exists():
+        pid = int(path.read_text())
+        path.unlink()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def serve(folder: Path) -> int:
     """Be the supervisor."""
+    sys.modules["rich"] = None  # type: ignore[assignment]  # structlog takes it up where it is
     import structlog
 
     from supervisor.slots import SlotTable, previous_slots, slots_capacity
@@ -353,6 +397,8 @@ def serve(folder: Path) -> int:
         setattr(loaded, constant, value)
     if options.get("fork_hook_seconds"):
         os.register_at_fork(after_in_child=lambda: time.sleep(options["fork_hook_seconds"]))
+    if options.get("foreign_wait"):
+        os.register_at_fork(before=lambda: take_from_under(folder / "victim"))
     if options.get("thread"):
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -476,11 +522,11 @@ class Host:
             return []
 
     def workers(self, pool: str = "") -> dict[str, int]:
-        """Return the READY workers: name to pid."""
+        """Return the READY workers: name to pid, which is never 0 as that of a freed slot."""
         return {
-            slot.name: slot.pid
+            slot.name: pid
             for slot in self.slots()
-            if slot.kind == 0 and slot.ready_ns and slot.name.startswith(pool)
+            if slot.kind == 0 and slot.ready_ns and slot.name.startswith(pool) and (pid := slot.pid)
         }
 
     def running(self, job: int) -> Any:

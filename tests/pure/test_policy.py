@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -287,6 +288,33 @@ def test_memory_is_judged_in_the_middle_of_a_job_at_twice_the_limit() -> None:
     assert isinstance(verdict, Overdue)
     assert verdict.cause is Cause.MEMORY
     assert isinstance(judge(facts(SlotState.IDLE, rss=201), 0, limits), Fine)
+
+
+def test_who_shows_signs_of_life_while_it_boots_is_not_hung() -> None:
+    """The keeper's first round waits for the database as often as it has duties."""
+    booting = replace(facts(SlotState.BOOT, kind=Kind.KEEPER), beat_ns=130 * SECOND_NS)
+    limits = Limits(boot_ns=60 * SECOND_NS)
+    assert isinstance(judge(booting, 189 * SECOND_NS, limits), Fine)
+    assert isinstance(judge(booting, 190 * SECOND_NS, limits), Overdue)
+
+
+def test_the_memory_limit_of_a_job_ends_with_the_job() -> None:
+    """It holds while there is a deadline; of two limits the lower one counts."""
+
+    def over(rss: int, *, hard: int = 10, limit: int = 100, pool: int | None = None) -> bool:
+        one = Facts(
+            kind=Kind.WORKER, state=SlotState.RUN, boot_ns=0, entered_ns=0, beat_ns=0,
+            hard_deadline_ns=hard, rss_bytes=rss, job_memory_bytes=limit,
+        )  # fmt: skip
+        verdict = judge(one, 1, Limits(boot_ns=1, max_rss_bytes=pool))
+        return isinstance(verdict, Overdue) and verdict.cause is Cause.MEMORY
+
+    assert over(101)
+    assert not over(100)
+    assert not over(101, hard=0), "its job has ended"
+    assert not over(10_000, limit=0)
+    assert over(101, pool=1000)
+    assert over(201, limit=1000, pool=100)
 
 
 def test_nobody_is_judged_after_the_host_slept() -> None:

@@ -101,7 +101,11 @@ def test_a_payload_that_is_no_json_is_rejected_without_a_call(payload: bytes) ->
     assert seen == []
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize(
+    "error",
+    [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError, RecursionError,
+     BaseException],
+)  # fmt: skip
 def test_any_exception_is_a_failure_of_the_job(error: type[BaseException]) -> None:
     """Even one that means to end the process only fails the job, with text and place."""
 
