@@ -68,7 +68,12 @@ class Role:
 
 
 class _Window:
-    """The stretch in which a job may be interrupted; made once, since every job enters it."""
+    """The stretch in which a job may be interrupted; made once, since every job enters it.
+
+    CPython runs signal handlers where a function is entered, a call returns or a loop jumps
+    back. So none strikes between the store in `__enter__` and the body, and one that strikes
+    as `__exit__` is entered must not raise: nothing would close the stretch.
+    """
 
     __slots__ = ("_child",)
 
@@ -84,6 +89,13 @@ class _Window:
 
     def __exit__(self, *_: object) -> None:
         self._child._interruptible = False
+
+    @classmethod
+    def left(cls, frame: FrameType | None) -> bool:
+        """Whether a handler struck as the stretch was left, or struck a handler that did."""
+        while frame is not None and frame.f_code is not cls.__exit__.__code__:
+            frame = frame.f_back
+        return frame is not None
 
 
 class Child:
@@ -179,13 +191,17 @@ class Child:
 
     def _on_quit(self, signum: int, frame: FrameType | None) -> None:
         self._terminated = self.interrupted = True
-        if self._interruptible and self.slot.state is SlotState.RUN:
+        if self._may_raise(frame):
             self._interruptible = False
             raise JobInterrupted
 
     def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
-        if self._interruptible and self.slot.state is SlotState.RUN:
+        if self._may_raise(frame):
             raise SoftTimeout
+
+    def _may_raise(self, frame: FrameType | None) -> bool:
+        running = self._interruptible and self.slot.state is SlotState.RUN
+        return running and not _Window.left(frame)
 
     def _on_reopen(self, signum: int, frame: FrameType | None) -> None:
         # Here, and not where the flag is looked at: a job may run for hours before that.
