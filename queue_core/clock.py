@@ -117,6 +117,14 @@ class FakeClock:
         self._monotonic_us = 1_000_000
 
 
+def time_namespace() -> str:
+    """Return the name of this process's time namespace, "" on a system without them."""
+    try:
+        return os.readlink(_NAMESPACE_PATHS[0])
+    except OSError:
+        return ""
+
+
 @cache
 def _offset_ns() -> int:
     """Return what this time namespace adds to the host's CLOCK_MONOTONIC, in nanoseconds."""

@@ -1,6 +1,6 @@
 """Wake an idle worker, in any process on this host, when a job is ready.
 
-The bells are named pipes in a folder beside the database, a queue hashed to
+The bells are named pipes in a folder beside the database, each queue has
 one of them. A byte in a pipe means "look"; it stays there until somebody looks,
 so a ring between a look and a sleep is not lost. A bell is a hint: whoever is
 rung looks, and whoever waits looks again after a while by itself.
@@ -17,14 +17,14 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 BELLS: Final = 64
-"""Few enough to open all of them, enough for most queues to have one of their own."""
+"""Few enough to open all of them, enough for most databases' queues to have one each."""
 WAIT_SECONDS_MAX: Final = 60.0
 """A longer wait returns early; callers look again anyway."""
 
@@ -63,8 +63,10 @@ class Doorbell:
     used is silent, waiting for it lasts until the timeout, and `broken` says why.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, number_of: Callable[[str], int] | None = None) -> None:
+        """Name the folder; `number_of` tells a queue's bell, by default a hash of its name."""
         self.folder = folder
+        self._number_of = number_of or _number
         self._prefix = f"{folder}/"  # to join paths for every ring takes longer than the ring
         # A ring from a signal handler may interrupt a ring: the lock must let it in again.
         self._mutex = threading.RLock()
@@ -86,7 +88,7 @@ class Doorbell:
         pipe rings already.
         """
         with suppress(OSError), self._mutex:
-            bell = self._bell(_number(queue), create=False)
+            bell = self._bell(self._number_of(queue), create=False)
             if bell is not None:
                 os.write(bell.fd, b"\1")
 
@@ -96,7 +98,7 @@ class Doorbell:
         Call it before the look that precedes a `wait`.
         """
         with self._mutex:
-            self._open(_numbers(queues))
+            self._open(self._numbers(queues))
 
     def wait(
         self,
@@ -112,7 +114,7 @@ class Doorbell:
         when `wake_fd` cannot be waited for.
         """
         timeout = min(max(0.0, timeout_seconds), WAIT_SECONDS_MAX)
-        numbers = _numbers(queues)
+        numbers = self._numbers(queues)
         if sys.platform == "linux":
             poller = None
             with suppress(OSError):  # out of descriptors: wait the other way, which needs none
@@ -149,10 +151,13 @@ class Doorbell:
                         return kept
                     kept.epoll.close()
                 epoll = select.epoll(select.EPOLL_CLOEXEC)
+                whole = True
                 for fd in heard:
-                    with suppress(OSError):  # the user's limit of epoll watches
+                    try:
                         epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-                return _Poller(epoll=epoll, bells=bells, heard=heard)
+                    except OSError:  # the user's limit of epoll watches: try anew next time
+                        whole = False
+                return _Poller(epoll=epoll, bells=bells if whole else [], heard=heard)
 
         def _wait_epoll(self, poller: _Poller, timeout: float, wake_fd: int | None) -> bool:
             epoll, heard, whole = poller.epoll, poller.heard, False
@@ -194,6 +199,9 @@ class Doorbell:
                     os.read(bell.fd, _DRAIN_BYTES)
         return rang
 
+    def _numbers(self, queues: Sequence[str] | None) -> Iterable[int]:
+        return range(BELLS) if queues is None else {self._number_of(queue) for queue in queues}
+
     def _open(self, numbers: Iterable[int]) -> dict[int, int]:
         """Return descriptor to number of those bells that can be heard."""
         self._vouch()
@@ -211,7 +219,7 @@ class Doorbell:
         if now - self._folder_looked < _CHECK_SECONDS:
             return
         try:
-            status = os.stat(self.folder, follow_symlinks=False)
+            status = os.stat(self.folder)
         except OSError:
             self._folder_seen = None
             return
@@ -280,10 +288,6 @@ class Doorbell:
 def _number(queue: str) -> int:
     """Return a queue's bell, the same in every process and version."""
     return zlib.crc32(queue.encode("utf-8", "surrogatepass")) % BELLS
-
-
-def _numbers(queues: Sequence[str] | None) -> Iterable[int]:
-    return range(BELLS) if queues is None else {_number(queue) for queue in queues}
 
 
 def _names(path: str, file: tuple[int, int]) -> bool:

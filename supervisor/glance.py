@@ -68,6 +68,7 @@ class Glance:
         """
         try:
             self._armed = not os.read(self.fd, 4096)
+            self._silent = 0
             return True
         except BlockingIOError:
             if stirred:

@@ -209,4 +209,5 @@ def _absolute(path: Path, folder: Path) -> Path:
 def _absolute_database(database: str, folder: Path) -> str:
     if database.startswith(("postgresql://", "postgres://")):
         return database
-    return str(_absolute(Path(database), folder))
+    # By its real path: whoever comes by a link has to meet the same locks and logs.
+    return os.path.realpath(_absolute(Path(database), folder))

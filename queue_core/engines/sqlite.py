@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from queue_core import stats
+from queue_core.clock import time_namespace
 from queue_core.engine import Abandoned, ClaimRequest, Holder, Verdict
 from queue_core.engines import (
     sqlite_claim,
@@ -102,7 +103,7 @@ class SqliteEngine(SqliteMaintenance):
             "instance": holder.instance,
             "pid": os.getpid(),
             "boot": self.clock.boot_id(),
-            "time_namespace": _time_namespace(),
+            "time_namespace": time_namespace(),
             "now": self.clock.wall_us(),
         }
 
@@ -124,8 +125,7 @@ class SqliteEngine(SqliteMaintenance):
         self, settlements: Sequence[Settlement], request: ClaimRequest | None, *, holder: int
     ) -> tuple[list[Settled | Stale], list[Claimed]]:
         """Settle what is finished and claim what is next, in one transaction."""
-        rung, self._rung = self._rung, False
-        if not settlements and (request is None or not (rung or self._claimable(request))):
+        if not settlements and (request is None or not self._expected(request)):
             return [], []
         plain = None
         if settlements and (own := self._holders.get(holder)):
@@ -184,7 +184,19 @@ class SqliteEngine(SqliteMaintenance):
             tally=plain.tally if plain else None,
         )
         self._ring_ids(woken)
-        return results, sqlite_claim.records(taken)
+        return results, sqlite_claim.records(taken, request is not None and request.starts)
+
+    def _expected(self, request: ClaimRequest) -> bool:
+        """Whether to take the lock for a claim: there is something, or a bell says so.
+
+        A bell is believed once after each look that found nothing, for it may ring in vain.
+        """
+        rung, self._rung = self._rung, False
+        if rung and self._looked:
+            self._looked = False
+            return True
+        self._looked = not (found := self._claimable(request))
+        return found
 
     def _claimable(self, request: ClaimRequest) -> bool:
         """Look without the lock: an idle claimer writes nothing."""
@@ -272,7 +284,10 @@ class SqliteEngine(SqliteMaintenance):
             return []
         if tx is not None:
             self._check_transaction(tx)
-            return self._file.within(lambda connection: self._counted(connection, work))
+            results = self._file.within(lambda connection: self._counted(connection, work))
+            names = self._file.within(self._all_names) if woken else {}
+            self._rung_after.update(names[queue] for queue in woken)
+            return results
         return self._write(
             work,
             flush=self._flush_finishes,
@@ -379,10 +394,3 @@ class SqliteEngine(SqliteMaintenance):
             return number
 
         return self._write(work, flush=True, operation="prune")
-
-
-def _time_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/time")
-    except OSError:
-        return ""

@@ -364,7 +364,7 @@ WHERE paused = 0 AND EXISTS (
 SELECT id, run + 1, :name, task,
     coalesce(payload, (SELECT body.payload FROM body WHERE body.id = job.id)),
     attempts, max_attempts, deaths, priority, job_key, headers, job_group,
-    enqueued_us, ready_us, :now, expires_us, enqueued_us + delay_us, :started
+    enqueued_us, ready_us, :now, expires_us, enqueued_us + delay_us
 FROM job WHERE queue = :queue AND state = 'ready' AND parked = 0
 ORDER BY priority DESC, seq LIMIT :limit;
 

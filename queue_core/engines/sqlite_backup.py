@@ -30,7 +30,7 @@ def backup(source: sqlite3.Connection, path: Path, stop: threading.Event) -> Bac
     path = Path(os.path.abspath(path))
     if os.path.lexists(path):
         raise QueueError(f"{path} exists; a backup never overwrites: name another file")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{os.getpid()}-{threading.get_native_id()}.part")
     try:
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
@@ -59,7 +59,9 @@ def _copy(source: sqlite3.Connection, part: Path, stop: threading.Event) -> None
     # Without a read of our own first, every step would begin a transaction of
     # its own, and the copy would begin anew whenever somebody has written.
     source.execute(UPKEEP_SQL["backup_pin"]).fetchone()
-    target = sqlite3.connect(f"file:{quote(str(part))}?mode=rw", uri=True, isolation_level=None)
+    target = sqlite3.connect(
+        f"file:{quote(os.fsencode(part))}?mode=rw", uri=True, isolation_level=None
+    )
     try:
         source.backup(target, pages=PAGES_PER_STEP, progress=progress, sleep=0.0)
         target.execute(UPKEEP_SQL["backup_journal"]).fetchone()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from queue_core.clock import Clock, SystemClock
-from queue_core.doorbell import Doorbell
+from queue_core.doorbell import BELLS, Doorbell
 from queue_core.engine import Caps
 from queue_core.engines import sqlite_reads, sqlite_schema
 from queue_core.engines.sql import SQL
@@ -72,12 +72,13 @@ class SqliteBase:
         self._network = network_filesystem
         self._via = via
         self._flush_finishes = flush_finishes
-        self._bell = Doorbell(Path(f"{self.path}.bells"))
         self._ids: dict[str, int] = {}
+        self._bell = Doorbell(Path(f"{self.path}.bells"), number_of=self._bell_of)
         self._names: dict[int, str] = {}
         self._holders: dict[int, dict[str, Any]] = {}
         self._seen_version = -1
-        self._rung = False  # a bell woke us: there is something, claim it without a look
+        self._rung = False  # a bell woke us
+        self._looked = False  # and before, there was nothing to claim
         self._rung_after: set[str] = set()
         self._file = SqliteFile(
             self.path,
@@ -242,6 +243,7 @@ class SqliteBase:
         """Sleep until a put rings, `wake_fd` is readable or time is up; only ever a hint."""
         deadline = self.clock.monotonic_us() + int(timeout_seconds * 1_000_000)
         while True:
+            self._learn(queues)
             left_seconds = (deadline - self.clock.monotonic_us()) / 1_000_000
             slice_seconds = min(max(0.0, left_seconds), DATA_VERSION_SECONDS)
             if self._bell.wait(queues, slice_seconds, wake_fd):
@@ -258,7 +260,26 @@ class SqliteBase:
 
     def listen(self, queues: Sequence[str] | None) -> None:
         """Open the bells, before the look that precedes a sleep: no ring is lost between."""
+        self._learn(queues)
         self._bell.listen(queues)
+
+    def _bell_of(self, queue: str) -> int:
+        """Return a queue's bell: 0 until it is stored, then one by its number.
+
+        So no two of the first 63 queues share one. Where two do, a waiter of one is woken for
+        the other, in vain, and the one that was meant looks a second later.
+        """
+        number = self._ids.get(queue)
+        return 0 if number is None else 1 + number % (BELLS - 1)
+
+    def _learn(self, queues: Sequence[str] | None) -> None:
+        """Look up the numbers of queues that had none when last asked; it may fail to."""
+        unknown = [name for name in queues or () if name not in self._ids]
+        if unknown:
+            with contextlib.suppress(QueueError):  # who claims next says what the trouble is
+                self._file.read(
+                    lambda connection: [self._queue_id(connection, name) for name in unknown]
+                )
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

@@ -21,7 +21,8 @@ from queue_core.job import Claim, Claimed, Outcome, Reason, Settlement, State
 from queue_core.stats import Tally
 
 Taken = list[tuple[Any, ...]]
-"""Claimed rows as they came: the fields of `Claimed`, in its order."""
+"""Claimed rows as they came: the fields of `Claimed` but its last, in its order."""
+_new: Final[Any] = tuple.__new__
 _TASK, _READY_US, _EXPIRES_US = map(Claimed._fields.index, ("task", "ready_us", "expires_us"))
 
 EXPIRED_LIMIT: Final = 500
@@ -119,9 +120,9 @@ def claim(
     return taken
 
 
-def records(taken: Taken) -> list[Claimed]:
+def records(taken: Taken, starts: bool) -> list[Claimed]:
     """Return claimed rows as records; done when the lock is free again."""
-    return list(map(Claimed._make, taken))
+    return [_new(Claimed, (*row, starts)) for row in taken]
 
 
 def _sift(

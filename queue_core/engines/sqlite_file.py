@@ -64,10 +64,12 @@ class SqliteFile(SqliteHandle):
             finally:
                 self._release_lock()
             ticket = self._commits
-        if ring is not None:
-            ring(result)
-        if flush:
-            self.flush(ticket)
+        try:
+            if ring is not None:
+                ring(result)
+        finally:  # a signal's handler may raise in it
+            if flush:
+                self.flush(ticket)
         if ticket % COMMITS_PER_LOG_CHECK == 0 and self.log_bytes() > WRITER_CHECKPOINT_BYTES:
             with contextlib.suppress(QueueError):  # the work is done; the next one tries again
                 self.checkpoint()

@@ -39,6 +39,7 @@ ID_MAX: Final = 2**63 - 1
 STOP_LOOK_STEPS: Final = 10_000
 """Steps of SQLite's machine between two looks whether to stop: some milliseconds."""
 JOIN_SECONDS: Final = 0.2
+OWN_ENDINGS: Final = ("-wal", "-shm", "-journal", ".lock", ".bells")
 
 
 class SqliteMaintenance(SqliteBase):
@@ -96,6 +97,11 @@ class SqliteMaintenance(SqliteBase):
         The copy is of one moment, however long it takes. Raises QueueError if
         `path` exists or the copy is not sound; nothing is left behind then.
         """
+        if os.path.realpath(path) in {f"{self.path}{end}" for end in OWN_ENDINGS}:
+            raise QueueError(
+                f"{path} is a name that SQLite gives to files of this database, and removes; "
+                "name another file"
+            )
 
         def work(file: SqliteFile, stop: threading.Event) -> BackedUp:
             return file.read(
@@ -272,15 +278,19 @@ class SqliteMaintenance(SqliteBase):
                 outcome.append(run())
             except BaseException as error:
                 fault.append(error)
+            finally:
+                ended.set()
 
+        # Not by join: a Ctrl-C in it makes Python 3.11 take the thread for ended.
+        ended = threading.Event()
         thread = threading.Thread(target=runner, name="herdsman-upkeep")
         thread.start()
         try:
-            while thread.is_alive():
-                thread.join(JOIN_SECONDS)
+            while not ended.wait(JOIN_SECONDS):
+                pass
         finally:
             stop.set()
-            thread.join()
+            ended.wait()
         if fault:
             raise fault[0]
         if not outcome:

@@ -5,6 +5,7 @@ Boundary: parse and print; the copy, its check and its mode 0600 are the engine'
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,8 @@ def backup(
     from queue_core.upkeep import Upkeep
 
     settings = settings_for(config, database)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: leave no half of a copy
+        signal.signal(number, signal.default_int_handler)
     with opened(settings.database) as engine:
         if not isinstance(engine, Upkeep):
             raise CommandFailed("this engine has no backup of its own; use its server's tools")

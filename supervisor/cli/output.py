@@ -92,7 +92,13 @@ def _drawn(columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequen
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, to_right in zip(columns, right, strict=True):
-        drawn.add_column(name, justify="right" if to_right else "left", overflow="fold")
+        # A heading is never broken within a word: on a narrow terminal long names fold instead.
+        drawn.add_column(
+            name,
+            justify="right" if to_right else "left",
+            overflow="fold",
+            min_width=len(name),
+        )
     for row in cells:
         drawn.add_row(*(Text(cell) for cell in row))  # Text: no markup of ours in their data
     Console().print(drawn)

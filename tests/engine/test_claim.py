@@ -437,3 +437,19 @@ def test_a_heap_of_expired_jobs_does_not_hide_the_live_one_behind_it(
     counts = engine.counts(QUEUE)
     assert (counts["dead"], counts["claimed"]) == (5_000, 1)
     assert counts["dead_letters_total:expired"] == 5_000
+
+
+def test_a_bell_that_rings_in_vain_costs_the_lock_every_other_time_at_most(
+    open_engine: OpenEngine,
+) -> None:
+    """A paused queue is put into: its waiter looks, and a look takes no lock."""
+    putter, claimer = open_engine(), open_engine()
+    putter.configure(QUEUE, paused=True)
+    holder = claimer.hold(Holder(worker="w"))
+    claimer.listen([QUEUE])
+    before = claimer._file.commits  # type: ignore[attr-defined]
+    for _ in range(6):
+        putter.enqueue(QUEUE, [new_job()])
+        assert claimer.wait([QUEUE], 20)
+        assert claimer.turn((), request(QUEUE), holder=holder) == ([], [])
+    assert claimer._file.commits - before == 3  # type: ignore[attr-defined]

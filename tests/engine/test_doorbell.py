@@ -8,12 +8,15 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from queue_core import doorbell
 from queue_core.doorbell import BELLS, Doorbell
+from queue_core.engines.sqlite import SqliteEngine
+from queue_core.job import NewJob
 from tests.conftest import wait_until
 
 
@@ -234,6 +237,43 @@ def test_pipes_that_were_replaced_are_found_within_a_second(
     other.ring("emails")
     assert bell.wait(["emails"], 20)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_behind_a_link_is_watched_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe replaced there is noticed like anywhere else."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "db.bells").symlink_to("real")
+    monkeypatch.setattr(doorbell, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(doorbell, "_TICK_SECONDS", 0.0)
+    waiter, ringer = Doorbell(tmp_path / "db.bells"), Doorbell(tmp_path / "db.bells")
+    for _ in range(3):  # by then the folder vouches for its pipes
+        waiter.listen(["emails"])
+    pipe_of(tmp_path / "real", "emails").unlink()
+    waiter.listen(["emails"])
+    ringer.ring("emails")
+    assert waiter.wait(["emails"], 20)
+    waiter.close()
+    ringer.close()
+
+
+def test_queues_that_are_stored_have_bells_of_their_own(tmp_path: Path) -> None:
+    """A waiter of one queue never takes the ring of another, up to 63 queues."""
+    with (
+        closing(SqliteEngine(tmp_path / "d.db")) as putter,
+        closing(SqliteEngine(tmp_path / "d.db")) as waiter,
+    ):
+        names = [f"q{number}" for number in range(BELLS - 1)]
+        for name in names:
+            putter.enqueue(name, [NewJob(payload=b"{}", task=name)])
+        waiter.listen(names)
+        bells = [waiter._bell_of(name) for name in names]
+        assert len({*bells}) == len(names)
+        for name in names:  # the first put made the queue, the second has read its number
+            putter.enqueue(name, [NewJob(payload=b"{}", task=name)])
+        assert [putter._bell_of(name) for name in names] == bells
+        assert waiter._bell_of("not stored yet") not in bells
 
 
 def test_a_replaced_regular_file_gets_no_byte(

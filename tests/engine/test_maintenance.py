@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 import stat
 import threading
@@ -368,6 +369,49 @@ def test_a_stopped_backup_leaves_nothing(queue: Queue[Any], tmp_path: Path) -> N
         with pytest.raises(QueueError, match="was stopped"):
             sqlite_backup.backup(source, folder / "copy.db", stop)
     assert os.listdir(folder) == []
+
+
+def test_ctrl_c_at_a_backup_leaves_nothing(queue: Queue[Any], tmp_path: Path) -> None:
+    """It strikes while the main thread waits for the copy; what there is of that goes."""
+    queue.put_many(["x" * 900_000] * 40)
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    seen: list[list[str]] = []
+
+    def interrupt(*_: object) -> None:
+        if not seen and not os.listdir(folder):
+            signal.setitimer(signal.ITIMER_REAL, 0.0005)  # it has not begun
+            return
+        seen.append(os.listdir(folder))
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)
+        with pytest.raises(KeyboardInterrupt):
+            queue.backup(folder / "copy.db")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen[0] != ["copy.db"]
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal", ".lock", ".bells"])
+def test_a_backup_takes_no_name_that_sqlite_removes(queue: Queue[Any], ending: str) -> None:
+    """SQLite deletes a stray journal, and with it would go the backup."""
+    path = queue.engine.path  # type: ignore[attr-defined]
+    with pytest.raises(QueueError, match="name another file"):
+        queue.backup(Path(f"{path}{ending}"))
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe.db", b"n" * 255])
+def test_a_backup_takes_any_name_the_file_system_takes(
+    queue: Queue[Any], tmp_path: Path, name: bytes
+) -> None:
+    """Names that are not UTF-8, and the longest ones."""
+    done = queue.backup(tmp_path / os.fsdecode(name))
+    assert done.path.stat().st_size == done.size_bytes > 0
 
 
 def test_a_backup_is_of_one_moment_while_others_write(queue: Queue[Any], tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from queue_core import (
     QueueError,
     QueueFull,
     StaleClaim,
+    State,
 )
 from queue_core.engine import Engine
 from tests.conftest import wait_until
-from tests.engine.conftest import QUEUE, OpenEngine, take
+from tests.engine.conftest import QUEUE, OpenEngine, settlement, take
 
 
 @pytest.fixture
@@ -216,6 +217,22 @@ def test_a_put_in_a_transaction_wakes_who_waits(orders: Queue[Any], engine: Engi
         job_id = orders.put(1, tx=tx)
     waiter.join(20)
     assert [job.id for job in got] == [job_id]
+
+
+def test_a_release_in_a_transaction_wakes_who_waits(
+    orders: Queue[Any], engine: Engine, open_engine: OpenEngine
+) -> None:
+    """The job is ready with the commit; whoever sleeps hears of it then."""
+    orders.put("again")
+    (row,) = take(engine)
+    waiter = open_engine()
+    waiter.listen([QUEUE])
+    bell = waiter._bell  # type: ignore[attr-defined]
+    assert not bell.wait([QUEUE], 0)
+    with orders.transaction() as tx:
+        engine.finish([settlement(row, State.READY, charge=False)], tx=tx)
+        assert not bell.wait([QUEUE], 0)
+    assert bell.wait([QUEUE], 20)
 
 
 def test_two_transactions_of_one_thread_do_not_nest(orders: Queue[Any]) -> None:

@@ -135,6 +135,11 @@ def test_a_second_supervisor_is_refused_and_the_first_is_named(service: Maker) -
     assert refused.returncode == 73
     assert f"{tree.database} is already served by process {tree.pid} (" in sentence(refused)
     assert sentence(refused).endswith("; stop it, or give this one another --instance")
+    link = tree.folder / "link.db"
+    link.symlink_to(tree.database)
+    refused = command("run", "-c", tree.config, "-d", link, cwd=tree.folder)
+    assert refused.returncode == 73, "a link leads to the same database"
+    assert f"{tree.database} is already served" in sentence(refused)
     job_id = tree.queue().put("nothing")
     wait_until(lambda: tree.done(job_id))
     assert tree.stop() == 0
