@@ -41,10 +41,11 @@ DATABASE_TROUBLE: Final = "database_trouble"
 
 TURN_SECONDS: Final = 0.010
 """Work claimed at once; measured, it brings batches of 256 for no-op jobs and 1 for slow ones."""
-TURN_SECONDS_BEHIND: Final = 0.050
-"""The same while more waits than the last turn took: jobs of 10 ms then share a turn by fives,
-which costs a worker 1 % of its time instead of 5 %. What waits would have waited anyway."""
-TURN_SECONDS_MAX: Final = 0.100
+TURN_SECONDS_BEHIND: Final = 0.100
+"""The same while more waits than the last turn took. After a sleep a turn costs 1.5 to 2 ms, its
+code and data being cold: 4 % of a worker's time for jobs of 10 ms that share a turn by fives, and
+2 % by tens. What waits would have waited anyway."""
+TURN_SECONDS_MAX: Final = 0.200
 """A batch that turns out slower than this is cut short, and its rest claimed anew."""
 SPEED_WEIGHT: Final = 0.2
 IDLE_SECONDS: Final = 5.0
