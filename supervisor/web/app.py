@@ -1,13 +1,15 @@
 """Map paths to answers.
 
 Boundary: HTTP in, documents out; what the documents say is `status` and
-`metrics`, who may ask is `guard`. Endpoints that read the database are plain
-functions, which run in threads, so that `/livez` answers while they wait.
+`metrics`, who may ask is `guard`. Endpoints that read the database run in
+threads, so that `/livez` answers while they wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -24,19 +26,27 @@ from supervisor.web.guard import Guard, Hosts
 from supervisor.web.sources import Sources
 
 LIVEZ: Final = "/livez"
+THREADS_MAX: Final = 16
+"""Answers that may wait for the database at once; each wait has a limit of its own."""
+
+Answer = Callable[[Request], Response]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(sources: Sources, *, hosts: Hosts, token: bytes | None) -> ASGIApp:
     """Return the whole application behind its guard."""
     registries = sources.registries
+    # Not Starlette's threads: what they come with takes 1.3 MB. And not the loop's own, whose
+    # end it would wait for; the process ends with theirs.
+    threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="answer")
     routes = [
-        Route("/", _dashboard(sources)),
-        Route("/api/status", _status(sources)),
-        Route("/metrics", _metrics(registries.everything)),
-        Route("/metrics/database", _metrics(registries.database)),
-        Route("/metrics/process", _metrics(registries.process)),
+        Route("/", _threaded(threads, _dashboard(sources))),
+        Route("/api/status", _threaded(threads, _status(sources))),
+        Route("/metrics", _threaded(threads, _metrics(registries.everything))),
+        Route("/metrics/database", _threaded(threads, _metrics(registries.database))),
+        Route("/metrics/process", _threaded(threads, _metrics(registries.process))),
         Route(LIVEZ, _livez(sources)),
-        Route("/readyz", _readyz(sources)),
+        Route("/readyz", _threaded(threads, _readyz(sources))),
         Route("/static/{name}", _static),
     ]
     app = Starlette(
@@ -48,7 +58,14 @@ def application(sources: Sources, *, hosts: Hosts, token: bytes | None) -> ASGIA
     return Guard(app, hosts=hosts, token=token, open_paths=(LIVEZ,))
 
 
-def _metrics(registry: CollectorRegistry) -> Callable[[Request], Response]:
+def _threaded(threads: ThreadPoolExecutor, answer: Answer) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return await asyncio.get_running_loop().run_in_executor(threads, answer, request)
+
+    return endpoint
+
+
+def _metrics(registry: CollectorRegistry) -> Answer:
     def metrics(request: Request) -> Response:
         body, content_type = render(registry, request.headers.get("accept"))
         # Set as it is: the class would add a charset to a type that names its own.
@@ -57,21 +74,21 @@ def _metrics(registry: CollectorRegistry) -> Callable[[Request], Response]:
     return metrics
 
 
-def _dashboard(sources: Sources) -> Callable[[Request], Response]:
+def _dashboard(sources: Sources) -> Answer:
     def dashboard(request: Request) -> Response:
         return HTMLResponse(page.dashboard(sources.document()))
 
     return dashboard
 
 
-def _status(sources: Sources) -> Callable[[Request], Response]:
+def _status(sources: Sources) -> Answer:
     def status(request: Request) -> Response:
         return JSONResponse(sources.document())
 
     return status
 
 
-def _livez(sources: Sources) -> Callable[[Request], Awaitable[Response]]:
+def _livez(sources: Sources) -> Endpoint:
     async def livez(request: Request) -> Response:
         # The slots alone, on the loop's own thread: no database, no queue for a thread.
         facts = sources.look() if sources.look else None
@@ -84,7 +101,7 @@ def _livez(sources: Sources) -> Callable[[Request], Awaitable[Response]]:
     return livez
 
 
-def _readyz(sources: Sources) -> Callable[[Request], Response]:
+def _readyz(sources: Sources) -> Answer:
     def readyz(request: Request) -> Response:
         return _health(request, sources.not_ready())
 
