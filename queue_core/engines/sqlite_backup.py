@@ -36,6 +36,8 @@ def backup(source: sqlite3.Connection, path: Path, stop: threading.Event) -> Bac
         try:
             _copy(source, part, stop)
             _sync(part)
+            if stop.is_set():
+                raise QueueError(f"the backup to {path} was stopped")
             _name(part, path)
             _sync(path.parent)
         finally:
