@@ -57,7 +57,12 @@ class Watch:
     def equals_the_rows(self) -> None:
         """Wait until all jobs ended, and compare every number with the rows."""
         rest = ("ready", "delayed", "claimed")
-        wait_until(lambda: not any(self.service.rows()[state] for state in rest), what="all ended")
+
+        def ended() -> bool:
+            rows = self.service.rows()  # once: between two looks a job moves from state to state
+            return not any(rows[state] for state in rest)
+
+        wait_until(ended, what="all ended")
         wanted = recounted(self.service.database, replayed=self.replayed)
 
         def same() -> bool:

@@ -45,7 +45,8 @@ def recounted(database: Path, *, replayed: Sequence[int] = ()) -> dict[str, int]
     `replayed` are the attempts of each dead job that was made ready again: its row is gone.
     """
     uri = f"file:{database}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+    with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+        connection.execute("BEGIN")  # all of it of one moment
 
         def one(text: str) -> int:
             return int(connection.execute(text).fetchone()[0] or 0)
