@@ -23,7 +23,7 @@ from supervisor.outgrowth import adopted_by_group, started_bytes
 from supervisor.policy import Cause, Death, History, PoolState
 from supervisor.pool import Pool
 from supervisor.reap import OomCounter, count_group
-from supervisor.slot import Kind, Slot, SlotState
+from supervisor.slot import Kind, Slot
 from supervisor.slots import SlotTable
 
 log = structlog.get_logger("herdsman.supervise")
@@ -32,10 +32,6 @@ WORKER_STARTED: Final = "worker_started"
 WORKER_EXITED: Final = "worker_exited"
 WORKER_START_FAILED: Final = "worker_start_failed"
 WORKER_SIGNALLED: Final = "worker_signalled"
-
-RESTING_SECONDS: Final = 5.0
-"""How often processes are weighed that all wait: looking costs more than all else of an idle
-supervisor, and nothing grows. One that works, boots or ends has all weighed every second."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,7 +117,7 @@ class Herd:
         self.deadlines: list[int] = []
         self._random = random
         self._oom = OomCounter()
-        self._sample_at_ns = self._weighed_ns = 0
+        self._sample_at_ns = 0
         self.keeper_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.news_read, self.news_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.epoll.register(self.news_read, select.EPOLLIN)
@@ -316,11 +312,6 @@ class Herd:
             return
         self._sample_at_ns = now_ns + policy.SECOND_NS
         self._oom.note(now_ns)
-        slots = [one.slot for one in self.processes.values()]
-        resting = all(slot.state is SlotState.IDLE and slot.rss_bytes for slot in slots)
-        if resting and now_ns < self._weighed_ns + int(RESTING_SECONDS * policy.SECOND_NS):
-            return
-        self._weighed_ns = now_ns
         adopted = adopted_by_group()
         for process in self.processes.values():
             pid, process.sampled_ns = process.pid, time.monotonic_ns()
