@@ -10,6 +10,8 @@ import contextlib
 import os
 from typing import Final
 
+from supervisor.stacks import tail
+
 LINES_MAX: Final = 50
 RING_BYTES: Final = 16 * 1024
 """Fits the traceback of an attempt beside a stack of 16 KiB."""
@@ -53,16 +55,7 @@ def clear(path: str) -> None:
 
 def read(path: str) -> str:
     """Return the last lines, oldest first, at most LINES_MAX; "" when there are none."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return ""
-    try:
-        data = os.pread(fd, RING_BYTES, 0)
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
+    data = tail(path, RING_BYTES)
     newer, _, older = data.partition(_MARK)
     if older:
         _, end, older = older.partition(b"\n")  # its first line is overwritten in part

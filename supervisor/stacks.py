@@ -24,17 +24,23 @@ def clear(path: str) -> None:
         os.close(os.open(path, flags, 0o600))
 
 
-def read(path: str) -> str:
-    """Return at most STACK_BYTES_MAX of it; control characters would reach a terminal."""
+def tail(path: str, bytes_max: int) -> bytes:
+    """Return the end of a file that a process left; b"" when there is none, or none to be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return ""
+        return b""
     try:
-        size = os.fstat(fd).st_size
-        data = os.pread(fd, 4 * STACK_BYTES_MAX, max(0, size - 4 * STACK_BYTES_MAX))
+        return os.pread(fd, bytes_max, max(0, os.fstat(fd).st_size - bytes_max))
+    except OSError:
+        return b""
     finally:
         os.close(fd)
+
+
+def read(path: str) -> str:
+    """Return at most STACK_BYTES_MAX of it; control characters would reach a terminal."""
+    data = tail(path, 4 * STACK_BYTES_MAX)
     # The last fatal error if there is one (what was asked for with USR2 came before it).
     fatal = data.rfind(b"Fatal Python error")
     data = data[-STACK_BYTES_MAX:] if fatal < 0 else data[fatal : fatal + STACK_BYTES_MAX]

@@ -13,12 +13,12 @@ import typer
 from supervisor.cli import output
 from supervisor.cli.context import Config, Database, Json, opened, settings_for
 from supervisor.cli.errors import CommandFailed
+from supervisor.cli.status import STATES
 
 if TYPE_CHECKING:
     from queue_core.stats import QueueFacts, Snapshot
     from supervisor.settings import Settings
 
-STATES: Final = ("ready", "delayed", "claimed", "done", "dead", "cancelled")
 NAMED_MAX: Final = 10
 
 app = typer.Typer(help="List, pause and resume queues.", no_args_is_help=True)
