@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; the entry point of the console script."""
+    _open_standard_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     code = _run(args)
     try:
@@ -22,6 +23,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = code or 0
         _forget_stdout()
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Point closed standard descriptors at nothing.
+
+    The next file that is opened would get their number, and what is printed would be written
+    into it: a lock, a log, a database.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    # The interpreter has None where it found no descriptor.
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _run(args: list[str]) -> int:

@@ -72,8 +72,9 @@ def check(config: Config = None, as_json: Json = False) -> None:
         raise typer.Exit(CONFIGURATION)
     if settings is not None and not as_json:
         output.line(
-            f"ok: {settings.path}: {len(settings.handlers)} handlers, "
-            f"{len(settings.queue_names)} queues, {len(settings.pools)} pools"
+            f"ok: {settings.path}: {output.counted(len(settings.handlers), 'handler')}, "
+            f"{output.counted(len(settings.queue_names), 'queue')}, "
+            f"{output.counted(len(settings.pools), 'pool')}"
         )
 
 
@@ -103,8 +104,10 @@ def _database(settings: Settings) -> list[Fault]:
         with opened(settings.database) as engine:
             engine.snapshot()
     except QueueError as error:
-        where = f"database {settings.database}"
-        return [Fault(where=where, what=str(error), next="mend it, or name another")]
+        what, _, then = str(error).rpartition("; ")  # the sentence names file and remedy itself
+        if not what:
+            what, then = then, "mend it, or name another"
+        return [Fault(where="database", what=what, next=then)]
     return []
 
 

@@ -163,7 +163,7 @@ def _is_dead(engine: Engine, job_id: int) -> bool:
 
 def _confirm(number: int) -> None:
     if not sys.stdin.isatty():
-        raise UsageFault(f"this would replay {number} jobs; add --yes to do it")
+        raise UsageFault(f"this would replay {output.counted(number, 'job')}; add --yes to do it")
     typer.confirm(f"Replay {number} dead jobs?", abort=True, err=True)
 
 
@@ -174,6 +174,6 @@ def _report(*, matched: int, replayed: int, would: int | None, as_json: bool) ->
             fields["would_replay"] = would
         output.emit("dead replay", **fields)
     elif would is not None:
-        output.line(f"would replay {would} jobs")
+        output.line(f"would replay {output.counted(would, 'job')}")
     else:
-        output.line(f"replayed {replayed} jobs")
+        output.line(f"replayed {output.counted(replayed, 'job')}")

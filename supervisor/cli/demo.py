@@ -294,11 +294,13 @@ def _progress(total: int) -> Iterator[_Show]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
+    # 80 columns hold it all; on fewer the count is the last to go.
     columns = (
-        TextColumn("compressing the standard library"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("compressing"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1)),
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}"),
     )

@@ -35,7 +35,10 @@ class OutputClosed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """An exit code, and what is said on standard error before it."""
+    """An exit code, and what is said on standard error before it: a line for each fault.
+
+    A sentence is a line whatever it quotes: line feeds of a path or a name are escaped.
+    """
 
     code: int
     text: str
@@ -49,15 +52,15 @@ def explain(error: BaseException) -> Explained:
         case KeyboardInterrupt():
             return Explained(code=INTERRUPTED, text="interrupted")
         case UsageFault() | queue.PayloadInvalid():
-            return Explained(code=USAGE, text=str(error))
+            return Explained(code=USAGE, text=printable(str(error)))
         case queue.DatabaseError() | queue.QueueBusy():
-            return Explained(code=DATABASE, text=str(error))
+            return Explained(code=DATABASE, text=printable(str(error)))
         case CommandFailed() | queue.QueueError():
-            return Explained(code=FAILED, text=str(error))
+            return Explained(code=FAILED, text=printable(str(error)))
         case OSError():
             what = error.strerror or type(error).__name__
             where = f"{error.filename}: " if error.filename else ""
-            return Explained(code=FAILED, text=f"{where}{what}")
+            return Explained(code=FAILED, text=printable(f"{where}{what}"))
     if (text := _configuration(error)) is not None:
         return Explained(code=CONFIGURATION, text=text)
     if (explained := _from_typer(error)) is not None:

@@ -193,7 +193,8 @@ def _tell(kind: str, path: Path, report: Report, dry_run: bool, as_json: bool) -
     for sentence in notes.sentences:
         output.say(sentence)
     verb = "would come in" if dry_run else "came in"
-    output.say(f"{report.total} jobs {verb}, {sum(report.known.values())} were here already")
+    came = output.counted(report.total, "job")
+    output.say(f"{came} {verb}, {sum(report.known.values())} were here already")
     if notes.unreadable:
         raise CommandFailed(
             f"{notes.unreadable} entries of {path} could not be read; everything else {verb}"

@@ -10,13 +10,18 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.cli.errors import OutputClosed, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SCHEMA_VERSION: Final = 1
 """Version of every JSON document; it grows when a key changes its meaning or goes away."""
 CELL_CHARS_MAX: Final = 120
+WIDTH_MAX: Final = 10_000
+"""Columns of a terminal that holds every table of ours; to measure how wide one must be."""
 
 
 def emit(command: str, **fields: Any) -> None:
@@ -64,7 +69,10 @@ def facts(pairs: Mapping[str, object]) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: drawn on a terminal, aligned text elsewhere. Numbers stand to the right."""
+    """Print a table: drawn on a terminal, aligned text elsewhere. Numbers stand to the right.
+
+    On a terminal too narrow for the headings each row becomes a block of its own.
+    """
     if not rows:
         say("nothing to show")
     cells = [[_cell(value) for value in row] for row in rows]
@@ -85,23 +93,41 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def _drawn(columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
-    from rich import box
     from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    unbounded = console.options.update(max_width=WIDTH_MAX)
+    # Words may be folded, headings not: what does not fit would be cut off, and nobody would see
+    # that it is missing.
+    for padding, must_fit in ((1, cells), (0, cells), (0, ())):
+        needed = Measurement.get(console, unbounded, _grid(columns, must_fit, right, padding))
+        if needed.minimum <= console.width:
+            console.print(_grid(columns, cells, right, padding))
+            return
+    for row in cells:
+        facts(dict(zip(columns, row, strict=True)))
+        line("")
+
+
+def _grid(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], padding: int
+) -> Table:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
     for name, to_right in zip(columns, right, strict=True):
-        # A heading is never broken within a word: on a narrow terminal long names fold instead.
-        drawn.add_column(
+        grid.add_column(
             name,
             justify="right" if to_right else "left",
             overflow="fold",
             min_width=len(name),
         )
     for row in cells:
-        drawn.add_row(*(Text(cell) for cell in row))  # Text: no markup of ours in their data
-    Console().print(drawn)
+        grid.add_row(*(Text(cell) for cell in row))  # Text: no markup of ours in their data
+    return grid
 
 
 def _cell(value: object) -> str:
@@ -124,6 +150,11 @@ def instant(us: int | None) -> str | None:
         )
     except (ValueError, OverflowError, OSError):
         return f"{us} us"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: "1 job", "2 jobs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def span(seconds: float) -> str:

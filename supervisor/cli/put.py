@@ -120,7 +120,7 @@ def _parse(text: str) -> Any:
         ) from None
 
 
-def _loads(text: str | bytes) -> Any:
+def _loads(text: str) -> Any:
     return json.loads(text, parse_constant=_refuse_constant)
 
 
@@ -129,7 +129,13 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    match error:
+        case RecursionError():
+            return "it is nested too deeply"
+        case json.JSONDecodeError():
+            line = f"line {error.lineno}, " if error.lineno > 1 else ""
+            return f"{error.msg} ({line}column {error.colno})"
+    return str(error)
 
 
 @dataclass(kw_only=True)
@@ -151,6 +157,7 @@ class _Stored:
 
     ids: list[int] = field(default_factory=list)
     number: int = 0
+    next_line: int = 1
 
 
 def _put_lines(queue: Queue[Any], options: dict[str, Any], as_json: bool) -> None:
@@ -174,9 +181,10 @@ def _put_lines(queue: Queue[Any], options: dict[str, Any], as_json: bool) -> Non
         if as_json and fault != "":
             output.emit("put", queue=queue.name, stored=stored.number, ids=stored.ids, error=fault)
         if fault is not None:
-            output.say(f"stored {stored.number} jobs, then stopped")
+            done = output.counted(stored.number, "job")
+            output.say(f"stored {done}, then stopped; go on from line {stored.next_line}")
         elif not as_json:
-            output.say(f"stored {stored.number} jobs")
+            output.say(f"stored {output.counted(stored.number, 'job')}")
 
 
 def _store(
@@ -189,6 +197,7 @@ def _store(
     except PayloadInvalid as error:
         raise CommandFailed(f"{_culprit(batch, error)}; nothing of its batch was stored") from None
     stored.number += len(ids)
+    stored.next_line = batch.numbers[-1] + 1
     if as_json:
         stored.ids.extend(int(one) for one in ids)
     else:
@@ -223,7 +232,11 @@ def _batches(source: BinaryIO, advance: Any) -> Iterator[_Batch]:
         if not text.strip():
             continue
         try:
-            batch.payloads.append(_loads(text))
+            batch.payloads.append(_loads(text.rstrip(b"\r\n").decode("utf-8-sig")))
+        except UnicodeDecodeError:
+            raise CommandFailed(
+                f"line {number} is not UTF-8 text; nothing of its batch was stored"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise CommandFailed(
                 f"line {number} is not JSON: {_reason(error)}; nothing of its batch was stored"

@@ -40,13 +40,22 @@ Instance = Annotated[
 ]
 
 
-def run(config: Config = None, database: Database = None, instance: Instance = None) -> None:
+def run(
+    config: Config = None,
+    database: Database = None,
+    instance: Instance = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write logs as JSON lines, on a terminal too.")
+    ] = False,
+) -> None:
     """Run the service in the foreground until it is told to stop.
 
     TERM or Ctrl-C drains: running jobs finish, nothing new is claimed.
     """
     from supervisor.sections import PLAIN_NAME
 
+    if as_json:  # as the environment says it, so that a reload finds it too
+        os.environ["HERDSMAN__LOGS__FORMAT"] = "json"
     settings = settings_for(config, database)
     if instance is not None:
         if not PLAIN_NAME.fullmatch(instance):  # it becomes part of the lock's path

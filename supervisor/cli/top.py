@@ -156,7 +156,7 @@ def _drawn(columns: tuple[str, ...], rows: list[list[object]]) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        table.add_column(name)
+        table.add_column(name, min_width=len(name))  # what is left over is cut off at the right
     for row in rows[:ROWS_MAX]:
         cells = ("-" if cell is None or cell == "" else str(cell) for cell in row)
         table.add_row(*(Text(printable(cell)) for cell in cells))

@@ -55,7 +55,7 @@ def why(
         output.emit(
             "why",
             ok=not bad,
-            summary=well or f"{len(bad)} things do not work",
+            summary=well or f"{output.counted(len(bad), 'thing')} not working",
             findings=[
                 {
                     "level": finding.level.name.lower(), "code": finding.code,

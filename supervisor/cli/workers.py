@@ -181,7 +181,7 @@ def _for_pools(
         done = _wait(reached, wait)
         names = [one.name for one in pools]
     verb = "asked to drain" if drains else "put to work again"
-    _report(command, len(names), f"({', '.join(names)}) {verb}", done, as_json, "pools")
+    _report(command, len(names), f"({', '.join(names)}) {verb}", done, as_json, "pool")
 
 
 @contextmanager
@@ -245,12 +245,12 @@ def _wait(reached: Any, wait: str | None) -> bool | None:
 
 
 def _report(
-    command: str, number: int, verb: str, done: bool | None, as_json: bool, what: str = "workers"
+    command: str, number: int, verb: str, done: bool | None, as_json: bool, what: str = "worker"
 ) -> None:
     if as_json:
         output.emit(command, number=number, done=done)
     else:
-        output.line(f"{number} {what} {verb}{'; done' if done else ''}")
+        output.line(f"{output.counted(number, what)} {verb}{'; done' if done else ''}")
     if done is False:
         raise CommandFailed("it is not done within --wait; `herdsman workers list` shows how far")
 

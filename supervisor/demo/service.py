@@ -98,9 +98,9 @@ class Service:
             code = self._process.poll()
             if code is not None:
                 said = self._process.stderr.read() if self._process.stderr else b""
+                words = "; ".join(said.decode(errors="replace").split("\n")).strip("; ")
                 raise ServiceFailed(
-                    f"the service left with exit code {code}: "
-                    f"{said.decode(errors='replace').strip() or 'see herdsman.log'}"
+                    f"the service left with exit code {code}: {words or 'see herdsman.log'}"
                 )
             if time.monotonic() > deadline:
                 raise ServiceFailed(

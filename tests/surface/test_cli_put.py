@@ -105,8 +105,8 @@ def test_lines_from_standard_input_become_jobs_in_order(tmp_path: Path, database
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        (b"{oops}\n", "line 1502 is not JSON"),
-        (b"\xff\n", "line 1502 is not JSON"),
+        (b'{"a": \n', "line 1502 is not JSON: Expecting value (column 7); nothing"),
+        (b"\xff\n", "line 1502 is not UTF-8 text"),
         (b"NaN\n", "line 1502 is not JSON"),
         (b'"' + b"x" * 1_100_000 + b'"\n', "line 1502: the payload has 1100002 bytes"),
         (b'"' + b"x" * 4_300_000 + b'"\n', "line 1502 is longer than"),
@@ -123,7 +123,7 @@ def test_a_bad_line_is_named_and_nothing_of_its_batch_is_stored(
     assert done.returncode == 1
     assert said in done.stderr
     assert "nothing of its batch was stored" in done.stderr
-    assert "stored 1000 jobs, then stopped" in done.stderr
+    assert "stored 1000 jobs, then stopped; go on from line 1001" in done.stderr
     assert len(done.stdout.split()) == 1000
     with Queue(database, "q", create=False) as queue:
         assert queue.counts().ready == 1000
@@ -161,7 +161,7 @@ def test_ctrl_c_while_reading_says_how_many_are_stored(tmp_path: Path, database:
     assert (process.returncode, rest) == (130, b"")
     assert ids == list(range(1, 1001))
     assert err.decode().splitlines() == [
-        "stored 1000 jobs, then stopped", f"created the database {database}",
+        "stored 1000 jobs, then stopped; go on from line 1001", f"created the database {database}",
         "herdsman: interrupted",
     ]  # fmt: skip
 

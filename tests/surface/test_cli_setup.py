@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from queue_core import Queue
+from queue_core.errors import DatabaseCorrupt, PayloadInvalid, QueueFull
 from supervisor import settings
 from supervisor.cli import errors
 from tests.surface.commands import ENVIRONMENT, ROOT, document, herdsman
@@ -212,6 +218,12 @@ def test_every_command_has_help(tmp_path: Path) -> None:
         (PermissionError(13, "Permission denied", "/x"), 1),
         (ZeroDivisionError("division"), 1),
         (RuntimeError("two\nlines"), 1),
+        (errors.UsageFault("two\nlines"), 2),
+        (errors.CommandFailed("two\nlines"), 1),
+        (PermissionError(13, "Permission denied", "two\nlines"), 1),
+        (DatabaseCorrupt("two\nlines"), 69),
+        (PayloadInvalid("two\nlines"), 2),
+        (QueueFull("two\nlines"), 1),
     ],
 )
 def test_any_exception_has_a_code_and_one_sentence(error: BaseException, code: int) -> None:
@@ -230,6 +242,92 @@ def test_database_errors_have_their_own_code() -> None:
     assert errors.explain(queue.PayloadTooLarge("x")).code == 2
     assert errors.explain(queue.QueueFull("x")).code == 1
     assert errors.explain(queue.JobNotFound("x")).code == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["status", "-d", "two\nlines.db"],
+        ["put", "q", "1", "-d", "file\nname/jobs.db"],
+        ["run", "-d", "file\nname/jobs.db"],
+        ["check", "-c", "two\nlines.toml"],
+        ["init", "file\nname"],
+        ["demo", "--folder", "file\nname"],
+        ["import", "tiny-queue", "two\nlines", "-d", "jobs.db"],
+        ["backup", "file\nname/copy.db", "-d", "jobs.db"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_a_line_feed_in_a_path_does_not_break_the_sentence(tmp_path: Path, args: list[str]) -> None:
+    """One line, whatever it quotes, so that who reads a log by lines is not misled."""
+    (tmp_path / "file\nname").touch()
+    with Queue[int](tmp_path / "jobs.db", "q") as queue:
+        queue.put(1)
+    done = herdsman(*args, cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2), (2,)])
+def test_closed_standard_streams_neither_fail_a_command_nor_get_its_files_written(
+    tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    """A service manager may start it so: no traceback, and no file gets the number of a stream."""
+    ask = f"import os; [os.close(fd) for fd in {closed}]; os.execv({sys.executable!r}, "
+    command = [sys.executable, "-P", "-m", "supervisor"]
+    for args, code in ((["put", "q", "1"], 0), (["status"], 0), (["status", "-d", "no.db"], 69)):
+        named = args if "-d" in args else [*args, "-d", "jobs.db"]
+        done = subprocess.run(
+            [sys.executable, "-c", ask + f"{[*command, *named]!r})"],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+    with Queue[int](tmp_path / "jobs.db", "q", create=False) as queue:
+        assert queue.counts().ready == 1
+    assert (tmp_path / "jobs.db.lock").read_bytes() == b""
+
+
+def test_a_database_that_is_none_is_a_fault_of_the_configuration(tmp_path: Path) -> None:
+    """It names the file once, and says once what to do."""
+    (tmp_path / "jobs.db").write_bytes(b"x" * 200)
+    (tmp_path / "herdsman.toml").write_text('database = "jobs.db"\n')
+    done = herdsman("check", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.count("jobs.db") == 1
+    assert done.stderr.endswith("; restore a backup, or name another file\n")
+
+
+def test_a_service_on_a_terminal_logs_json_lines_when_told_to(tmp_path: Path) -> None:
+    """People get lines of their own there; a program that reads a terminal asks with --json."""
+    (tmp_path / "herdsman.toml").write_text('database = "jobs.db"\n[web]\nlisten = "off"\n')
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "supervisor", "run", "--json"],
+        cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=slave,
+    )  # fmt: skip
+    os.close(slave)
+    try:
+        shown = until(master, b"supervisor_ready")
+        process.send_signal(signal.SIGTERM)
+        shown += until(master, b"supervisor_stopped")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(master)
+    lines = [line for line in shown.decode().splitlines() if "supervisor_" in line]
+    assert json.loads(lines[0])["event"] == "supervisor_started"
+
+
+def until(screen: int, word: bytes) -> bytes:
+    """Read a terminal until a word came; fails after 20 s, or when nobody writes any more."""
+    shown = b""
+    while word not in shown:
+        assert select.select([screen], [], [], 20.0)[0], shown
+        shown += os.read(screen, 65_536)
+    return shown
 
 
 def test_debug_shows_the_traceback_and_the_sentence(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -166,13 +167,14 @@ def test_hostile_jobs_cannot_steer_a_terminal(tmp_path: Path, queue: Queue[Any])
     assert "[bold]" in in_terminal(tmp_path, "dead", "list")
 
 
-def in_terminal(tmp_path: Path, *args: object) -> str:
+def in_terminal(tmp_path: Path, *args: object, columns: int = 200) -> str:
     """Run a command with standard output on a terminal, and return what reached it."""
     master, slave = pty.openpty()
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "supervisor", *map(str, args), "-d", "jobs.db"],
-            cwd=tmp_path, env={**ENVIRONMENT, "TERM": "xterm", "NO_COLOR": "1"},
+            cwd=tmp_path,
+            env={**ENVIRONMENT, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": str(columns)},
             stdin=subprocess.DEVNULL, stdout=slave, stderr=subprocess.PIPE,
         )  # fmt: skip
     finally:
@@ -195,6 +197,20 @@ def test_tables_are_drawn_on_a_terminal_only(tmp_path: Path, queue: Queue[Any]) 
     queue.put(1)
     assert "─" in in_terminal(tmp_path, "status")
     assert "─" not in show(tmp_path, "status").stdout
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_no_value_is_cut_off_on_a_narrow_terminal(
+    tmp_path: Path, queue: Queue[Any], columns: int
+) -> None:
+    """Where the headings do not fit beside each other they stand one under the other."""
+    queue.put(1)
+    kill(queue, 2)
+    shown = re.sub("\x1b[^m]*m", "", in_terminal(tmp_path, "queues", "list", columns=columns))
+    for name in ("queue", "ready", "delayed", "claimed", "done", "dead", "cancelled", "parked"):
+        assert name in shown
+    assert ("─" in shown) == (columns > 40)
+    assert all(len(text) <= columns for text in shown.splitlines())
 
 
 def test_dead_jobs_are_filtered_and_replayed(tmp_path: Path, queue: Queue[Any]) -> None:
@@ -225,7 +241,7 @@ def test_named_jobs_are_replayed_and_those_not_dead_are_told(
     first = kill(queue, 1)
     alive = int(queue.put(2))
     done = show(tmp_path, "dead", "replay", first, alive)
-    assert (done.returncode, done.stdout) == (1, "replayed 1 jobs\n")
+    assert (done.returncode, done.stdout) == (1, "replayed 1 job\n")
     assert "1 of these jobs were not dead" in done.stderr
     assert queue.counts().ready == 2
 

@@ -32,6 +32,27 @@ def test_a_pipe_gets_one_frame(tmp_path: Path) -> None:
     assert herdsman("top", "--every", "soon", "-d", "jobs.db", cwd=tmp_path).returncode == 2
 
 
+def test_a_narrow_terminal_keeps_the_first_columns_readable(tmp_path: Path) -> None:
+    """What does not fit is cut off at the right, as other programs of this kind do it."""
+    with Queue[Any](tmp_path / "jobs.db", "emails") as queue:
+        queue.put(1)
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "supervisor", "top", "-d", "jobs.db"],
+        cwd=tmp_path, env={**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "40"},
+        stdin=slave, stdout=slave, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(slave)
+    try:
+        shown = seen(master, "emai")
+        for heading in ("queue", "ready", "delayed", "claimed"):
+            assert heading in shown
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(master)
+
+
 def test_a_terminal_sees_changes_until_ctrl_c(tmp_path: Path) -> None:
     """The picture is drawn anew, hostile names do not steer it, and leaving it is no failure."""
     with Queue[Any](tmp_path / "jobs.db", "emails") as queue:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,13 +14,18 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from supervisor.cli import demo as module
 from tests.conftest import wait_until
 from tests.process.tree import alive
 from tests.surface.commands import ENVIRONMENT, document, herdsman
+
+if TYPE_CHECKING:
+    from supervisor.demo.service import Service
 
 pytestmark = pytest.mark.xdist_group("demo")  # each takes the first free port from 9464 on
 
@@ -85,6 +92,24 @@ def test_a_person_gets_a_table_and_progress(tmp_path: Path) -> None:
     assert "metrics equal the database yes" in values
     assert "dashboard: http://127.0.0.1:" in finished.stderr
     assert "40 of 40 done" in finished.stderr
+
+
+def test_the_count_of_the_bar_is_whole_on_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when the note of the kill has come beside it."""
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as terminal, os.fdopen(master, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("TERM", "xterm")
+        story = module._Story(killed=[1])
+        service = cast("Service", SimpleNamespace(restarts=1))
+        with module._progress(2450) as show:
+            show(2449, story, service)
+        shown = screen.read(65_536).decode()
+    assert "2449/2450" in re.sub("\x1b[^m]*m", "", shown)
+    assert "1 killed, 1 restarted" in shown
 
 
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
