@@ -33,6 +33,11 @@ DURATION_SECONDS_MAX: Final = 100 * 365 * 24 * 3600
 PRIORITY_MAX: Final = 2**31 - 1
 
 
+_to_json: Final = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode  # `json.dumps` would make such an encoder for every payload
+
+
 class Serializer(Protocol[T]):
     """Anything that turns a payload into bytes or text, and bytes back into a payload."""
 
@@ -50,9 +55,7 @@ class JsonSerializer(Generic[T]):
 
     def dumps(self, payload: T, /) -> bytes:
         """Return compact UTF-8; raises ValueError or TypeError."""
-        return json.dumps(
-            payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-        ).encode("utf-8")
+        return _to_json(payload).encode("utf-8")
 
     def loads(self, data: bytes, /) -> T:
         """Return the value; raises ValueError."""

@@ -81,8 +81,11 @@ TRANSITIONS: Final[Mapping[str, tuple[frozenset[State], frozenset[State]]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
+# The records that pass through every put and every turn are tuples: a frozen dataclass takes
+# several times as long to make, and a turn makes hundreds.
+
+
+class NewJob(NamedTuple):
     """A job on its way in; already validated and encoded by the façade.
 
     `delay_us` 0 means ready now. `expires_us` is a duration after which a job
@@ -102,16 +105,11 @@ class NewJob:
     max_attempts: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """What `enqueue` did for one job: the id, and whether a stored job already had the key."""
 
     id: int
     duplicate: bool = False
-
-
-# The records that pass through every turn are tuples: a frozen dataclass takes several
-# times as long to make, and a turn makes hundreds.
 
 
 _new: Final[Any] = tuple.__new__

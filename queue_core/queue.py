@@ -186,21 +186,10 @@ class Queue(Claiming[T]):
         Raises PayloadInvalid, PayloadTooLarge, IdempotencyConflict, QueueFull,
         QueueBusy and the DatabaseErrors; nothing is stored then.
         """
-        ids = self.put_many(
-            [payload],
-            delay=delay,
-            priority=priority,
-            keys=None if key is None else [key],
-            task=task,
-            headers=headers,
-            expires=expires,
-            group=group,
-            max_attempts=max_attempts,
-            tx=tx,
-            block=block,
-            timeout=timeout,
-        )
-        return ids[0]
+        terms = self._terms(delay, priority, task, headers, expires, group, max_attempts)
+        wait = block or timeout is not None
+        stored = self._enqueue([self._job(payload, key, terms)], tx, wait, timeout)[0]
+        return JobId(stored.id, duplicate=stored.duplicate)
 
     def put_many(
         self,
@@ -222,41 +211,50 @@ class Queue(Claiming[T]):
 
         `keys` gives each payload its key, None for none.
         """
-        task = self.name if task is None else codec.name("task", task)
-        delay_us = codec.duration_us("delay", delay) or 0
-        priority = codec.whole("priority", priority, -codec.PRIORITY_MAX, codec.PRIORITY_MAX)
-        expires_us = codec.duration_us("expires", expires)
-        header_text = codec.headers(headers)
-        group = None if group is None else codec.name("group", group)
-        if max_attempts is not None:
-            codec.whole("max_attempts", max_attempts, 1, 2**31 - 1)
-        jobs = []
+        terms = self._terms(delay, priority, task, headers, expires, group, max_attempts)
         each_key = [None] * len(payloads) if keys is None else list(keys)
         if len(each_key) != len(payloads):
             raise PayloadInvalid(
                 f"{len(each_key)} keys for {len(payloads)} payloads; give each its key, or None"
             )
-        for payload, raw_key in zip(payloads, each_key, strict=True):
-            data = codec.encode(self._serializer, payload, self._payload_bytes_max)
-            key = codec.key(raw_key)
-            jobs.append(
-                NewJob(
-                    payload=data,
-                    task=task,
-                    delay_us=delay_us,
-                    priority=priority,
-                    key=key,
-                    digest=None if key is None else codec.digest(task, data),
-                    headers=header_text,
-                    expires_us=expires_us,
-                    group=group,
-                    max_attempts=max_attempts,
-                )
-            )
+        jobs = [
+            self._job(payload, key, terms) for payload, key in zip(payloads, each_key, strict=True)
+        ]
         if not jobs:
             return []
         stored = self._enqueue(jobs, tx, block or timeout is not None, timeout)
         return [JobId(result.id, duplicate=result.duplicate) for result in stored]
+
+    def _terms(
+        self,
+        delay: float | timedelta,
+        priority: int,
+        task: str | None,
+        headers: Mapping[str, Any] | None,
+        expires: float | timedelta | None,
+        group: str | None,
+        max_attempts: int | None,
+    ) -> NewJob:
+        """Return a job without payload and key that has all else; raises PayloadInvalid."""
+        if max_attempts is not None:
+            codec.whole("max_attempts", max_attempts, 1, 2**31 - 1)
+        return NewJob(
+            b"",
+            self.name if task is None else codec.name("task", task),
+            codec.duration_us("delay", delay) or 0,
+            codec.whole("priority", priority, -codec.PRIORITY_MAX, codec.PRIORITY_MAX),
+            headers=codec.headers(headers),
+            expires_us=codec.duration_us("expires", expires),
+            group=None if group is None else codec.name("group", group),
+            max_attempts=max_attempts,
+        )
+
+    def _job(self, payload: T, key: str | None, terms: NewJob) -> NewJob:
+        data = codec.encode(self._serializer, payload, self._payload_bytes_max)
+        if codec.key(key) is None:
+            return NewJob(data, *terms[1:])
+        digest = codec.digest(terms.task, data)
+        return terms._replace(payload=data, key=key, digest=digest)
 
     def _enqueue(
         self, jobs: list[NewJob], tx: object | None, wait: bool, timeout: float | None

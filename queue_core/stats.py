@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -197,11 +197,9 @@ class Tally:
         """Return what has to be added to the rows of errors, whose labels are capped."""
         return [Row(*at, value) for at, value in self._errors.items()]
 
-    def rows(self) -> Iterator[Row]:
-        """Yield what has to be added to the stored rows."""
-        for (queue, task, name, label), value in self._sums.items():
-            if value:
-                yield Row(queue, task, name, label, value)
+    def rows(self) -> list[Row]:
+        """Return what has to be added to the stored rows."""
+        return [Row(*at, value) for at, value in self._sums.items() if value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ STEADY_CLOCK_FILES = {
     "queue_core/queue.py",  # the deadline of put(timeout=)
     "queue_core/engines/sqlite_file.py",  # the deadline of a call that finds the file busy
     "queue_core/engines/sqlite_handle.py",  # likewise, and how long the lock was held
+    "queue_core/engines/sqlite_shared.py",  # likewise, and how long another was waited for
     "supervisor/supervise.py",  # the loop reads it once a turn, and hands it to the policy
     "supervisor/herd.py",  # likewise, for what happens within a turn
     "supervisor/child.py",  # deadlines of the first steps

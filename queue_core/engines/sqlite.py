@@ -19,14 +19,13 @@ from queue_core.clock import time_namespace
 from queue_core.engine import Abandoned, ClaimRequest, Holder, Verdict
 from queue_core.engines import (
     sqlite_claim,
-    sqlite_enqueue,
     sqlite_finish,
     sqlite_reads,
     sqlite_upkeep,
 )
 from queue_core.engines.sql import SQL
-from queue_core.engines.sqlite_maintenance import SqliteMaintenance
-from queue_core.errors import IdempotencyConflict, PayloadInvalid, QueueError, QueueFull
+from queue_core.engines.sqlite_put import SqlitePut
+from queue_core.errors import IdempotencyConflict, QueueError, QueueFull
 from queue_core.job import (
     Claim,
     Claimed,
@@ -45,7 +44,7 @@ LOOKS_MAX: Final = 200
 HOLDER_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
 
 
-class SqliteEngine(SqliteMaintenance):
+class SqliteEngine(SqlitePut):
     """The engine over one SQLite file; see `queue_core.engine.Engine` for each method."""
 
     # ------------------------------------------------------------ enqueue
@@ -55,44 +54,16 @@ class SqliteEngine(SqliteMaintenance):
     ) -> list[Enqueued]:
         """Store jobs, all or none, and return one result each, in order."""
         self._file.ensure_sure()
-
-        def work(
-            connection: sqlite3.Connection, tally: Tally, now_us: int
-        ) -> tuple[list[Enqueued], bool]:
-            known = (self._queue_made(connection, queue, now_us), queue)
-            return sqlite_enqueue.enqueue(connection, tally, now_us, known, jobs)
-
         if tx is not None:
-            self._check_transaction(tx)
-            results, _ = self._file.within(lambda connection: self._counted(connection, work))
-            self._rung_after.add(queue)
-            return results
+            return self._put_within(tx, queue, jobs)
+        if not jobs:
+            return []
         try:
-            results, _ = self._write(
-                work,
-                flush=True,
-                operation="enqueue",
-                ring=lambda done: self._bell.ring(queue) if done[1] else None,
-            )
+            return self._put(queue, jobs, expected=not quiet)
         except (QueueFull, IdempotencyConflict) as error:
             if not quiet:
                 self._reject(queue, jobs, "full" if isinstance(error, QueueFull) else "conflict")
             raise
-        return results
-
-    def _check_transaction(self, tx: object) -> None:
-        if not isinstance(tx, sqlite3.Connection) or not self._file.is_transaction(tx):
-            raise PayloadInvalid("tx= takes what this queue's open transaction() yielded")
-
-    def _reject(self, queue: str, jobs: Sequence[NewJob], reason: str) -> None:
-        """Count refused jobs, in a transaction of its own: theirs was rolled back."""
-
-        def work(connection: sqlite3.Connection, tally: Tally, now_us: int) -> None:
-            queue_id = self._queue_made(connection, queue, now_us)
-            for job in jobs:
-                tally.add(queue_id, job.task, stats.REJECTED, reason)
-
-        self._write(work, flush=False, operation="enqueue")
 
     # ------------------------------------------------------------ claim
 
@@ -127,6 +98,7 @@ class SqliteEngine(SqliteMaintenance):
         """Settle what is finished and claim what is next, in one transaction."""
         if not settlements and (request is None or not self._expected(request)):
             return [], []
+        self._bell.looking()
         plain = None
         if settlements and (own := self._holders.get(holder)):
             now_us = self.clock.wall_us()
@@ -191,6 +163,7 @@ class SqliteEngine(SqliteMaintenance):
 
         A bell is believed once after each look that found nothing, for it may ring in vain.
         """
+        self._bell.looking()
         rung, self._rung = self._rung, False
         if rung and self._looked:
             self._looked = False

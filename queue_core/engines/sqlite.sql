@@ -309,6 +309,15 @@ UPDATE stat SET value = value + :number
 WHERE queue = 0 AND task = '' AND name = 'sequence' AND label = ''
 RETURNING value;
 
+-- name: put_batch
+SELECT value FROM stat WHERE queue = 0 AND task = '' AND name = 'put_batch' AND label = '';
+
+-- name: put_batch_next
+-- returns the number of a transaction that stores the puts of several processes.
+INSERT INTO stat (queue, task, name, label, value) VALUES (0, '', 'put_batch', '', 1)
+ON CONFLICT (queue, task, name, label) DO UPDATE SET value = value + 1
+RETURNING value;
+
 -- name: stat_add
 INSERT INTO stat (queue, task, name, label, value) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (queue, task, name, label) DO UPDATE SET value = value + excluded.value;
@@ -327,6 +336,12 @@ WHERE true
 ON CONFLICT (queue, task, name, label) DO UPDATE SET value = value + excluded.value;
 
 -- ---------------------------------------------------------------- enqueue
+
+-- name: enqueue_sequence
+-- returns the last of :number fresh ids, and what bounds the queue they are for.
+UPDATE stat SET value = value + :number
+WHERE queue = 0 AND task = '' AND name = 'sequence' AND label = ''
+RETURNING value, (SELECT max_depth FROM queue WHERE queue.id = :queue);
 
 -- name: enqueue_job
 INSERT INTO job (id, queue, state, priority, seq, max_attempts, task, job_key, headers, job_group,
@@ -655,8 +670,9 @@ DELETE FROM holder WHERE created_us <= :before
 SELECT task, name, label, value FROM stat WHERE queue = :queue;
 
 -- name: counts_all
--- returns every number but the sequence; queue 0 is "no queue in particular".
-SELECT queue, task, name, label, value FROM stat WHERE queue > 0 OR name <> 'sequence';
+-- returns every number but those of the store itself; queue 0 is "no queue in particular".
+SELECT queue, task, name, label, value FROM stat
+WHERE queue > 0 OR name NOT IN ('sequence', 'put_batch');
 
 -- name: counts_queues
 SELECT id, name, paused, max_depth FROM queue;

@@ -21,8 +21,9 @@ from queue_core.doorbell import BELLS, Doorbell
 from queue_core.engine import Caps
 from queue_core.engines import sqlite_reads, sqlite_schema
 from queue_core.engines.sql import SQL
-from queue_core.engines.sqlite_file import CHECKPOINT_BYTES, SqliteFile
+from queue_core.engines.sqlite_file import CHECKPOINT_BYTES
 from queue_core.engines.sqlite_handle import Durability
+from queue_core.engines.sqlite_shared import SharedFile
 from queue_core.errors import DatabaseUnavailable, PayloadInvalid, QueueError
 from queue_core.job import Reason, Record, State
 from queue_core.lockfile import NETWORK_FILESYSTEMS, filesystem_type
@@ -80,8 +81,10 @@ class SqliteBase:
         self._rung = False  # a bell woke us
         self._looked = False  # and before, there was nothing to claim
         self._rung_after: set[str] = set()
-        self._file = SqliteFile(
+        self._file = SharedFile(
             self.path,
+            bells=self._bell.folder,
+            clock=self.clock,
             check=self.check_place,
             prepare=self._prepare,
             abandon=self._bell.abandon,
@@ -246,6 +249,9 @@ class SqliteBase:
             self._learn(queues)
             left_seconds = (deadline - self.clock.monotonic_us()) / 1_000_000
             slice_seconds = min(max(0.0, left_seconds), DATA_VERSION_SECONDS)
+            if 0 < (again_seconds := self._bell.look_again_seconds()) < slice_seconds:
+                self._rung = self._bell.wait(queues, again_seconds, wake_fd)
+                return True
             if self._bell.wait(queues, slice_seconds, wake_fd):
                 self._rung = True
                 return True

@@ -1,15 +1,15 @@
 """Store new jobs: keys first, then room, then the rows.
 
-Boundary: works inside a write transaction that its caller holds. Everything
-that can refuse a put is read before the first row is written, so that a
-refusal inside a user's own transaction leaves nothing behind.
+Boundary: works inside a write transaction, or a savepoint of the user's own, that
+its caller holds and undoes when a put is refused.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from queue_core import stats
 from queue_core.engines.sql import SQL
@@ -21,6 +21,90 @@ BODY_BYTES: Final = 2048
 """Payloads longer than this get a row of their own, so that moving a job does not rewrite them."""
 
 
+class Stored(NamedTuple):
+    """What became of our own jobs, the queues that have a ready job more, and whether others'."""
+
+    results: list[Enqueued]
+    ready: list[str]
+    company: bool
+
+
+def fits_a_board(jobs: Sequence[NewJob]) -> bool:
+    """Whether another process may store this put: one job, and not a long one."""
+    return len(jobs) == 1 and len(jobs[0].payload) <= BODY_BYTES
+
+
+def packed(queue: str, job: NewJob) -> bytes:
+    """Return a put as what another process can store."""
+    head = (
+        queue, job.task, job.delay_us, job.priority, job.key,
+        None if job.digest is None else job.digest.hex(),
+        job.headers, job.expires_us, job.group, job.max_attempts,
+    )  # fmt: skip
+    return json.dumps(head).encode() + b"\n" + job.payload
+
+
+def unpacked(body: bytes) -> tuple[str, NewJob]:
+    """Return the queue and the job of a body; raises ValueError and TypeError."""
+    head, _, payload = body.partition(b"\n")
+    (queue, task, delay_us, priority, key, digest, headers, expires_us, group,
+     max_attempts) = json.loads(head)  # fmt: skip
+    return queue, NewJob(
+        payload=payload,
+        task=task,
+        delay_us=delay_us,
+        priority=priority,
+        key=key,
+        digest=None if digest is None else bytes.fromhex(digest),
+        headers=headers,
+        expires_us=expires_us,
+        group=group,
+        max_attempts=max_attempts,
+    )
+
+
+def together(
+    queue: str,
+    jobs: Sequence[NewJob],
+    bodies: Sequence[bytes],
+    store: Callable[[str, Sequence[NewJob]], tuple[list[Enqueued], bool]],
+) -> tuple[Stored, list[int]]:
+    """Store our own jobs and those of others, a queue at a time; return also the answers.
+
+    `store` returns a result each, and whether one of them is ready now.
+    """
+    if not bodies:
+        results, ready = store(queue, jobs)
+        return Stored(results, [queue] if ready else [], False), []
+    by_queue: dict[str, list[tuple[int, NewJob]]] = {queue: [(-1, job) for job in jobs]}
+    for position, body in enumerate(bodies):
+        name, job = unpacked(body)
+        by_queue.setdefault(name, []).append((position, job))
+    own: list[Enqueued] = []
+    answers = [0] * len(bodies)
+    rung: list[str] = []
+    for name, asked in by_queue.items():
+        results, ready = store(name, [job for _, job in asked])
+        if ready:
+            rung.append(name)
+        for (position, _), result in zip(asked, results, strict=True):
+            if position < 0:
+                own.append(result)
+            else:
+                answers[position] = answer_of(result)
+    return Stored(own, rung, True), answers
+
+
+def answer_of(result: Enqueued) -> int:
+    """Return a result as one number."""
+    return result.id << 1 | result.duplicate
+
+
+def result_of(answer: int) -> Enqueued:
+    """Return the result that a number stands for."""
+    return Enqueued(id=answer >> 1, duplicate=bool(answer & 1))
+
+
 def enqueue(
     connection: sqlite3.Connection,
     tally: Tally,
@@ -30,36 +114,41 @@ def enqueue(
 ) -> tuple[list[Enqueued], bool]:
     """Store jobs of one queue; return a result each, and whether one is ready now.
 
-    Raises IdempotencyConflict and QueueFull before anything is written.
+    Raises IdempotencyConflict and QueueFull, for the caller to undo what was written.
     """
     queue_id = queue[0]
-    holders = _key_holders(connection, queue, jobs, now_us)
-    fresh = [job for job, holder in zip(jobs, holders, strict=True) if holder is None]
-    _check_room(connection, queue, len(fresh))
-    last = (
-        connection.execute(SQL["stat_sequence"], {"number": len(fresh)}).fetchone()[0]
-        if fresh
-        else 0
-    )
-    next_id = last - len(fresh) + 1
     results: list[Enqueued] = []
-    for job, holder in zip(jobs, holders, strict=True):
-        if holder is None:
-            results.append(Enqueued(id=next_id))
-            next_id += 1
-        else:
-            # A key given twice in one batch points at the job of its first mention.
-            known = holder if holder > 0 else results[-holder - 1].id
-            results.append(Enqueued(id=known, duplicate=True))
-            tally.add(queue_id, job.task, stats.REJECTED, "duplicate")
-    stored = [
-        (result.id, job) for result, job in zip(results, jobs, strict=True) if not result.duplicate
-    ]
+    stored: list[tuple[int, NewJob]] = []
+    if all(job.key is None for job in jobs):
+        next_id = _first_id(connection, queue, len(jobs))
+        for id_, job in enumerate(jobs, start=next_id):
+            results.append(Enqueued(id_))
+            stored.append((id_, job))
+    else:
+        holders = _key_holders(connection, queue, jobs, now_us)
+        number = sum(holder is None for holder in holders)
+        next_id = _first_id(connection, queue, number) if number else 0
+        for job, holder in zip(jobs, holders, strict=True):
+            if holder is None:
+                results.append(Enqueued(next_id))
+                stored.append((next_id, job))
+                next_id += 1
+            else:
+                # A key given twice in one batch points at the job of its first mention.
+                known = holder if holder > 0 else results[-holder - 1].id
+                results.append(Enqueued(known, duplicate=True))
+                tally.add(queue_id, job.task, stats.REJECTED, "duplicate")
     _insert(connection, queue_id, now_us, stored)
+    delayed = 0
     for _, job in stored:
         tally.add(queue_id, job.task, stats.ENQUEUED)
-        tally.move(queue_id, None, State.DELAYED if job.delay_us > 0 else State.READY)
-    return results, any(job.delay_us <= 0 for _, job in stored)
+        delayed += job.delay_us > 0
+    ready = len(stored) - delayed
+    if delayed:
+        tally.move(queue_id, None, State.DELAYED, delayed)
+    if ready:
+        tally.move(queue_id, None, State.READY, ready)
+    return results, ready > 0
 
 
 def _key_holders(
@@ -98,49 +187,50 @@ def _key_holders(
     return found
 
 
-def _check_room(connection: sqlite3.Connection, queue: tuple[int, str], number: int) -> None:
+def _first_id(connection: sqlite3.Connection, queue: tuple[int, str], number: int) -> int:
+    """Return the first of so many fresh ids, if the queue has room for as many jobs."""
     queue_id, queue_name = queue
-    options = connection.execute(SQL["queue_options"], {"queue": queue_id}).fetchone()
-    limit = options[1] if options else None
-    if limit is None or number == 0:
-        return
-    depth = connection.execute(SQL["enqueue_depth"], {"queue": queue_id}).fetchone()[0]
-    if depth + number > limit:
-        never = number > limit
-        raise QueueFull(
-            f"queue {queue_name!r} holds {depth} jobs of at most {limit} and cannot take "
-            f"{number} more; {'split the batch' if never else 'wait'}, or raise max_depth"
-        )
+    last, limit = connection.execute(
+        SQL["enqueue_sequence"], {"number": number, "queue": queue_id}
+    ).fetchone()
+    if limit is not None:
+        depth = connection.execute(SQL["enqueue_depth"], {"queue": queue_id}).fetchone()[0]
+        if depth + number > limit:
+            never = number > limit
+            raise QueueFull(
+                f"queue {queue_name!r} holds {depth} jobs of at most {limit} and cannot take "
+                f"{number} more; {'split the batch' if never else 'wait'}, or raise max_depth"
+            )
+    return int(last) - number + 1
 
 
 def _insert(
     connection: sqlite3.Connection, queue_id: int, now_us: int, stored: list[tuple[int, NewJob]]
 ) -> None:
-    bodies = [(id_, job.payload) for id_, job in stored if len(job.payload) > BODY_BYTES]
-    connection.executemany(
-        SQL["enqueue_job"],
-        [
-            (
-                id_, queue_id,
-                "delayed" if job.delay_us > 0 else "ready",
-                job.priority,
-                None if job.delay_us > 0 else id_,
-                job.max_attempts, job.task, job.key, job.headers, job.group,
-                now_us,
-                max(0, job.delay_us),
-                now_us + job.delay_us if job.delay_us > 0 else None,
-                None if job.delay_us > 0 else now_us,
-                None if job.expires_us is None else now_us + max(0, job.delay_us) + job.expires_us,
-                None if len(job.payload) > BODY_BYTES else job.payload,
-            )
-            for id_, job in stored
-        ],
-    )  # fmt: skip
+    rows, bodies, keys = [], [], []
+    for id_, job in stored:
+        payload, task, delay_us, priority, key, digest, headers, expires_us, group, attempts = job
+        delayed = delay_us > 0
+        starts_us = now_us + delay_us if delayed else now_us
+        if long := len(payload) > BODY_BYTES:
+            bodies.append((id_, payload))
+        if key is not None:
+            keys.append({"queue": queue_id, "key": key, "job": id_, "digest": digest})
+        rows.append((
+            id_, queue_id,
+            "delayed" if delayed else "ready",
+            priority,
+            None if delayed else id_,
+            attempts, task, key, headers, group,
+            now_us,
+            max(0, delay_us),
+            starts_us if delayed else None,
+            None if delayed else now_us,
+            None if expires_us is None else starts_us + expires_us,
+            None if long else payload,
+        ))  # fmt: skip
+    connection.executemany(SQL["enqueue_job"], rows)
     if bodies:
         connection.executemany(SQL["enqueue_body"], bodies)
-    for id_, job in stored:
-        if job.key is not None:
-            connection.execute(
-                SQL["enqueue_key_set"],
-                {"queue": queue_id, "key": job.key, "job": id_, "digest": job.digest},
-            )
+    if keys:
+        connection.executemany(SQL["enqueue_key_set"], keys)

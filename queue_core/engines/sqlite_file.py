@@ -70,10 +70,14 @@ class SqliteFile(SqliteHandle):
         finally:  # a signal's handler may raise in it
             if flush:
                 self.flush(ticket)
+        self._relieve(ticket)
+        return result
+
+    def _relieve(self, ticket: int) -> None:
+        """Checkpoint now and then where no keeper does."""
         if ticket % COMMITS_PER_LOG_CHECK == 0 and self.log_bytes() > WRITER_CHECKPOINT_BYTES:
             with contextlib.suppress(QueueError):  # the work is done; the next one tries again
                 self.checkpoint()
-        return result
 
     def read(self, work: Callable[[sqlite3.Connection], T], *, snapshot: bool = False) -> T:
         """Run `work` without the lock; with `snapshot`, all its reads see one moment."""

@@ -139,10 +139,13 @@ class SqliteHandle:
                 self._connection = None
             self._log.drop(connection.close)
 
-    def _take_lock(self, deadline: float, operation: str = "other") -> None:
+    def _take_lock(
+        self, deadline: float, operation: str = "other", began_ns: int | None = None
+    ) -> None:
+        """Wait for the lock; `began_ns` is when the waiting began, if not now."""
         if self._lock is None:
             return
-        began_ns = time.monotonic_ns()
+        began_ns = time.monotonic_ns() if began_ns is None else began_ns
         try:
             self._wait_for_lock(self._lock, deadline)
         finally:

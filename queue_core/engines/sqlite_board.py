@@ -1,0 +1,320 @@
+"""Show each other what is waited to be put, so that one who holds the lock can store it for all.
+
+A board is a file in the folder of the bells, with a seat for each process that waits: what it
+wants stored, who took that into which transaction, and the answer. A named pipe for each seat
+wakes its owner. A seat belongs to whoever has its pipe locked, so that of a dead process is free.
+
+Words of a seat are written by pwrite, each word by one side only: request, stamp and size by the
+owner; mark and answer by the leader, who holds the lock of the database. A leader killed at any
+moment leaves marks that the database itself tells true or untrue: see `Posted.generation`.
+
+Boundary: the file and its pipes alone; neither SQL nor the lock. Whatever fails here only means
+that nothing is shared. Not for several threads at once: its database's mutex is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import stat
+import struct
+import threading
+import zlib
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from queue_core.clock import Clock
+
+SEATS: Final = 64
+"""Processes that can wait at once; those over that wait for the lock itself."""
+BODY_BYTES_MAX: Final = 4096
+STALE_US: Final = 1_000_000
+"""A request whose owner has not stamped it for so long is that of a process that died."""
+ABSENT_US: Final = 10_000
+"""How long a board that was not there is not looked for: those who wait can do without."""
+_STAMP_US: Final = STALE_US // 4
+_SEAT: Final = struct.Struct("=8Q")
+_REQUEST: Final = struct.Struct("=3Q")  # number, stamp in microseconds, checksum and length
+_MARK: Final = struct.Struct("=3Q")  # number, generation, value
+_ANSWER: Final = struct.Struct("=Q")  # number and kind
+_MARK_AT: Final = 24
+_ANSWER_AT: Final = 48
+_HEAD_BYTES: Final = SEATS * _SEAT.size
+_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIPE_BYTES: Final = 64
+_VERSION: Final = 1
+
+
+class Answer(IntEnum):
+    """What a leader did with a request."""
+
+    STORED = 1
+    """It is stored, and flushed."""
+    UNSURE = 2
+    """It is stored, and the flush failed."""
+    REFUSED = 3
+    """It was not stored in company: its owner tries alone, and learns why."""
+
+
+class Posted(NamedTuple):
+    """A request found on the board.
+
+    `generation` is 0, or the number of the transaction that somebody took it into: it is stored
+    if the database has reached that number, and else its leader died before the commit.
+    `fresh` is False where its owner is dead.
+    """
+
+    seat: int
+    request: int
+    body: bytes
+    generation: int
+    fresh: bool
+
+
+class Board:
+    """One process's view of the board of a database, and its own seat there."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._path = folder / f"board{_VERSION}-{clock.boot_id()[:8]}"
+        self._fd = -1
+        self._seat, self._pipe = -1, -1
+        self._request, self._stamped_us = 0, 0
+        self._poll = select.poll()
+        self._callable: dict[int, int] = {}
+        self._guard = threading.Lock()
+        self._absent_until_us = 0
+
+    # ------------------------------------------------------------ who waits
+
+    def post(self, body: bytes) -> bool:
+        """Show what is to be stored; False when there is no seat, or no room on the disk."""
+        if len(body) > BODY_BYTES_MAX:
+            return False
+        try:
+            if not self._opened(create=True) or not self._seated():
+                return False
+            self._drain()
+            self._request = int.from_bytes(os.urandom(7), "little") | 1  # no two have one number
+            self._stamped_us = self._clock.monotonic_us()
+            size = zlib.crc32(body) << 32 | len(body)
+            os.pwrite(self._fd, body, _HEAD_BYTES + self._seat * BODY_BYTES_MAX)
+            words = _REQUEST.pack(self._request, self._stamped_us, size)
+            os.pwrite(self._fd, words, self._seat * _SEAT.size)
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def wait(self, milliseconds: int) -> tuple[Answer, int] | None:
+        """Sleep until called, or for so long; return the answer if there is one."""
+        if self._poll.poll(milliseconds):
+            self._drain()
+        words = self._own()
+        if words[6] >> 2 == self._request:
+            return Answer(words[6] & 3), words[5]
+        now_us = self._clock.monotonic_us()
+        if now_us - self._stamped_us > _STAMP_US:
+            self._stamped_us = now_us
+            os.pwrite(self._fd, now_us.to_bytes(8, "little"), self._seat * _SEAT.size + 8)
+        return None
+
+    def withdraw(self) -> None:
+        """Take the request back; `mark` tells whether somebody was faster. Raises OSError."""
+        os.pwrite(self._fd, bytes(8), self._seat * _SEAT.size)
+
+    def mark(self) -> tuple[int, int]:
+        """Return the number of the transaction that took our request, 0 for none, and the value.
+
+        Raises OSError.
+        """
+        words = self._own()
+        return (words[4], words[5]) if words[3] == self._request else (0, 0)
+
+    def gone(self) -> bool:
+        """Whether the board was removed, so that marks on it may be another board's numbers."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    # ------------------------------------------------------------ who leads
+
+    def posted(self) -> list[Posted]:
+        """Return what others wait to have stored; the caller holds the database's lock."""
+        found: list[Posted] = []
+        try:
+            if not self._opened(create=False):
+                return found
+            head = os.pread(self._fd, _HEAD_BYTES, 0)
+            for seat in _asking(head):
+                request, stamp_us, size, marked, generation, _, answered, _ = _SEAT.unpack_from(
+                    head, seat * _SEAT.size
+                )
+                if answered >> 2 == request:
+                    continue
+                length = min(size & 0xFFFF_FFFF, BODY_BYTES_MAX)
+                body = os.pread(self._fd, length, _HEAD_BYTES + seat * BODY_BYTES_MAX)
+                fresh = self._clock.monotonic_us() - stamp_us < STALE_US
+                taken = generation if marked == request else 0
+                if fresh and zlib.crc32(body) != size >> 32:
+                    continue  # read half written: its owner is at it
+                found.append(Posted(seat, request, body, taken, fresh))
+        except OSError:
+            self.close()
+        return found
+
+    def take(self, posted: Sequence[Posted], values: Sequence[int], generation: int) -> bool:
+        """Mark requests as part of the transaction that will bring the database to a number.
+
+        To be called before its commit. False when one was withdrawn meanwhile: undo it all.
+        Raises OSError.
+        """
+        for one, value in zip(posted, values, strict=True):
+            words = _MARK.pack(one.request, generation, value)
+            os.pwrite(self._fd, words, one.seat * _SEAT.size + _MARK_AT)
+        head = memoryview(os.pread(self._fd, _HEAD_BYTES, 0)).cast("Q")
+        return all(head[one.seat * 8] == one.request for one in posted)
+
+    def forget(self, posted: Sequence[Posted]) -> None:
+        """Remove requests of the dead, and the marks on them, whose number is given anew.
+
+        Of one that was only stopped as well: it finds out by itself. Raises OSError.
+        """
+        for one in posted:
+            os.pwrite(self._fd, bytes(_MARK.size), one.seat * _SEAT.size + _MARK_AT)
+            os.pwrite(self._fd, bytes(8), one.seat * _SEAT.size)
+
+    def refuse(self, posted: Sequence[Posted]) -> None:
+        """Tell owners to try alone; marks go first, for their number will be given anew."""
+        with contextlib.suppress(OSError):
+            for one in posted:
+                os.pwrite(self._fd, bytes(_MARK.size), one.seat * _SEAT.size + _MARK_AT)
+            self.answer(posted, Answer.REFUSED)
+
+    def answer(self, posted: Sequence[Posted], answer: Answer) -> None:
+        """Tell owners what became of their requests, and wake them."""
+        # Not under the database's mutex: another thread may close all this meanwhile.
+        with self._guard, contextlib.suppress(OSError):  # they find out by themselves
+            for one in posted:
+                words = _ANSWER.pack(one.request << 2 | answer)
+                os.pwrite(self._fd, words, one.seat * _SEAT.size + _ANSWER_AT)
+                self._call(one.seat)
+
+    def call_next(self, taken: Sequence[Posted]) -> None:
+        """Wake one who waits and was not taken: the lock is free."""
+        with self._guard, contextlib.suppress(OSError):
+            if self._fd < 0:
+                return
+            head = os.pread(self._fd, _HEAD_BYTES, 0)
+            if not (asking := _asking(head)):
+                return
+            words = memoryview(head).cast("Q")
+            ours = {one.request for one in taken}
+            # Those behind our own seat first, so that each has its turn.
+            for seat in sorted(asking, key=lambda seat: (seat <= self._seat, seat)):
+                request = words[seat * 8]
+                if request not in ours and words[seat * 8 + 6] >> 2 != request:
+                    self._call(seat)
+                    return
+
+    # ------------------------------------------------------------ open and close
+
+    def close(self) -> None:
+        """Give the seat up and close everything; it opens when next used."""
+        with self._guard:
+            fds = {self._fd, self._pipe, *self._callable.values()} - {-1}
+            self._fd = self._seat = self._pipe = -1
+            self._request = 0
+            self._callable = {}
+            self._poll = select.poll()
+            for fd in fds:
+                os.close(fd)
+
+    def abandon(self) -> None:
+        """In a forked child: close what was inherited; the seat stays the parent's."""
+        self._guard = threading.Lock()
+        self.close()
+
+    def _own(self) -> tuple[int, ...]:
+        return _SEAT.unpack(os.pread(self._fd, _SEAT.size, self._seat * _SEAT.size))
+
+    def _opened(self, *, create: bool) -> bool:
+        if self._fd >= 0:
+            if os.fstat(self._fd).st_nlink:
+                return True
+            self.close()
+        if not create and self._clock.monotonic_us() < self._absent_until_us:
+            return False
+        try:
+            fd = os.open(self._path, _FLAGS)
+        except FileNotFoundError:
+            if not create:
+                self._absent_until_us = self._clock.monotonic_us() + ABSENT_US
+                return False
+            with contextlib.suppress(FileExistsError):
+                self._folder.mkdir(mode=0o700)
+            for old in self._folder.glob("board*"):  # of another boot or version
+                if old != self._path:
+                    old.unlink(missing_ok=True)
+            fd = os.open(self._path, _FLAGS | os.O_CREAT, 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(0, "is not a file")
+            os.ftruncate(fd, _HEAD_BYTES + SEATS * BODY_BYTES_MAX)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        return True
+
+    def _seated(self) -> bool:
+        """Whether we have a seat; else look for one that nobody has locked."""
+        if self._seat >= 0:
+            return True
+        for seat in range(SEATS):
+            pipe = self._open_pipe(seat)
+            try:
+                fcntl.flock(pipe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(pipe)
+                continue
+            except BaseException:
+                os.close(pipe)
+                raise
+            self._seat, self._pipe = seat, pipe
+            self._poll.register(pipe, select.POLLIN)
+            return True
+        return False
+
+    def _open_pipe(self, seat: int) -> int:
+        path = f"{self._folder}/seat{seat:02d}"
+        try:
+            fd = os.open(path, _FLAGS | os.O_NONBLOCK)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(path, 0o600)
+            fd = os.open(path, _FLAGS | os.O_NONBLOCK)
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(0, "is not a pipe")
+        return fd
+
+    def _call(self, seat: int) -> None:
+        pipe = self._callable.get(seat)
+        if pipe is None:
+            pipe = self._callable[seat] = self._open_pipe(seat)
+        with contextlib.suppress(BlockingIOError):  # full: it is awake
+            os.write(pipe, b"\1")
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._pipe, _PIPE_BYTES)
+
+
+def _asking(head: bytes) -> list[int]:
+    """Return the seats with a request."""
+    requests = memoryview(head).cast("Q")[::8].tolist()
+    return [seat for seat, request in enumerate(requests) if request] if any(requests) else []
