@@ -8,6 +8,7 @@ job that was claimed for nobody is given back.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +17,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
 
+from queue_core import codec
 from queue_core.aio_maintenance import AsyncTended, in_thread, to_the_end
 from queue_core.codec import Serializer
 from queue_core.engine import Engine
 from queue_core.errors import QueueError, QueueFull
-from queue_core.job import Job
+from queue_core.job import Job, NewJob
 from queue_core.queue import FULL_PAUSE_SECONDS, FULL_PAUSE_SECONDS_MAX, JobId, Queue, never_fits
 from queue_core.retry import BackoffPolicy, Result
 
@@ -60,6 +62,17 @@ class QueueOptions(TypedDict, total=False):
     keep_done_seconds: float | None
     keep_dead_seconds: float | None
     payload_bytes_max: int
+
+
+class _Trying(Queue[T]):
+    """The queue below: asked to wait for room, it tries once, which is no refusal yet."""
+
+    def _enqueue(
+        self, jobs: list[NewJob], tx: object | None, wait: bool, timeout: float | None
+    ) -> Any:
+        if wait and tx is None:
+            return self._engine.enqueue(self.name, jobs, quiet=True)
+        return super()._enqueue(jobs, tx, False, None)
 
 
 class AsyncTransaction(Generic[T]):
@@ -133,7 +146,7 @@ class AsyncQueue(AsyncTended[T]):
         **options: Unpack[QueueOptions],
     ) -> None:
         """Open a queue; `engine_options` go to the engine, the others are those of `Queue`."""
-        self._queue: Queue[T] = Queue(
+        self._queue: Queue[T] = _Trying(
             database, name, serializer=serializer, engine=engine,
             **options, **(engine_options or {}),
         )  # fmt: skip
@@ -197,20 +210,20 @@ class AsyncQueue(AsyncTended[T]):
         """Store several jobs, all or none; see `Queue.put_many`."""
         loop = asyncio.get_running_loop()
         block, timeout = options.pop("block", False), options.pop("timeout", None)
-        deadline = None if timeout is None else loop.time() + timeout
+        codec.duration_us("timeout", timeout)
+        deadline = math.inf if timeout is None else loop.time() + timeout
+        trying: PutOptions = {**options, "block": True}
         pause = FULL_PAUSE_SECONDS
-        while True:
+        while (block or timeout is not None) and (left := deadline - loop.time()) > 0:
             try:
-                return await self._call(
-                    lambda: self._queue.put_many(payloads, keys=keys, **options)
-                )
+                return await self._call(lambda: self._queue.put_many(payloads, keys=keys, **trying))
             except QueueFull as error:
-                late = deadline is not None and loop.time() + pause > deadline
-                if not block or late or never_fits(error):
-                    raise
+                if never_fits(error):
+                    break
             # Waited for here, and not in a thread: a cancelled put must not be stored later.
-            await asyncio.sleep(pause)
+            await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, FULL_PAUSE_SECONDS_MAX)
+        return await self._call(lambda: self._queue.put_many(payloads, keys=keys, **options))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction[T]]:
@@ -257,6 +270,7 @@ class AsyncQueue(AsyncTended[T]):
         A cancelled call holds no job: what was claimed meanwhile is released,
         uncharged and where it stood.
         """
+        codec.duration_us("timeout", timeout)
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:

@@ -260,6 +260,7 @@ class Queue(Claiming[T]):
         self, jobs: list[NewJob], tx: object | None, wait: bool, timeout: float | None
     ) -> Any:
         """Store jobs; with `wait`, try again until there is room or the time is up."""
+        codec.duration_us("timeout", timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FULL_PAUSE_SECONDS
         while wait and tx is None and (left := deadline - time.monotonic()) > 0:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from queue_core.engines import sqlite_faults
 from queue_core.engines.sql import load
-from queue_core.errors import DatabaseCorrupt, DatabaseError, DatabaseUnavailable, QueueError
+from queue_core.errors import DatabaseCorrupt, DatabaseUnavailable, QueueError
 from queue_core.upkeep import PROBLEMS_MAX, BackedUp
 
 UPKEEP_SQL = load("maintenance.sql")
@@ -21,11 +22,16 @@ PAGES_PER_STEP: Final = 256
 """A step of about a megabyte: between two, the copy can be stopped."""
 
 
+class _Unsound(Exception):
+    """What was found wrong with a copy."""
+
+
 def backup(source: sqlite3.Connection, path: Path, stop: threading.Event) -> BackedUp:
     """Copy to a file beside `path`, verify it, flush it, and give it its name.
 
-    Raises QueueError when `path` is taken, and DatabaseError when the folder
-    cannot be written or the copy is not sound. No file is ever written over.
+    Raises QueueError when `path` is taken, and the DatabaseError that says what is
+    wrong with the folder, the disk or the copy; SQLite's own while the source is busy,
+    for another try. No file is ever written over.
     """
     path = Path(os.path.abspath(path))
     if os.path.lexists(path):
@@ -43,9 +49,18 @@ def backup(source: sqlite3.Connection, path: Path, stop: threading.Event) -> Bac
         finally:
             for left in (part, Path(f"{part}-journal"), Path(f"{part}-wal"), Path(f"{part}-shm")):
                 left.unlink(missing_ok=True)
-    except sqlite3.Error as error:
-        raise DatabaseError(f"the backup to {path} failed: {error}") from error
+    except (sqlite3.Error, _Unsound) as error:
+        if isinstance(error, _Unsound) or sqlite_faults.is_damage(error):
+            raise DatabaseCorrupt(
+                f"the copy to {path} is not sound ({error}) and was not kept; "
+                "check the original with 'herdsman doctor'"
+            ) from error
+        if sqlite_faults.is_busy(error):
+            raise
+        raise sqlite_faults.of_sqlite(path, error) from error
     except OSError as error:
+        if sqlite_faults.is_full(error):
+            raise sqlite_faults.of_os(path, error) from error
         raise DatabaseUnavailable(
             f"{error.filename or path} cannot be written ({error.strerror}); "
             "check the folder, or name another file"
@@ -72,9 +87,7 @@ def _copy(source: sqlite3.Connection, part: Path, stop: threading.Event) -> None
     finally:
         target.close()
     if found:
-        raise DatabaseCorrupt(
-            f"the copy is not sound ({found[0]}); check the original with 'herdsman doctor'"
-        )
+        raise _Unsound(found[0])
 
 
 def _name(part: Path, path: Path) -> None:
@@ -111,7 +124,7 @@ def problems(connection: sqlite3.Connection, *, full: bool) -> list[str]:
                 listed = connection.execute(UPKEEP_SQL[name], {"limit": PROBLEMS_MAX})
                 found.extend(fault.format(row[0]) for row in listed)
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+        if not sqlite_faults.is_damage(error):
             raise
         return [str(error)]
     return found

@@ -30,6 +30,16 @@ def is_busy(error: sqlite3.Error) -> bool:
     return primary_code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether what was read is no sound database."""
+    return primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there is no room left on the disk."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
 def of_sqlite(path: Path, error: sqlite3.Error) -> QueueError:
     """Return our error for SQLite's."""
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:

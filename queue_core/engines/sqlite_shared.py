@@ -43,12 +43,13 @@ _WITHDRAW_SECONDS: Final = 0.005
 """What a leader may need between its mark and its second look, when a put's time is up."""
 
 
-class Withdrawn(Exception):
-    """Somebody took back what was about to be stored."""
+class _NotTogether(Exception):
+    """One request spoils the transaction for all: it was taken back, or cannot be stored."""
 
 
-NOT_TOGETHER: Final = (Withdrawn, QueueFull, IdempotencyConflict, ValueError, TypeError, OSError)
-"""What one request can do to a transaction of several; all of it comes before the commit."""
+_SPOILING: Final = (
+    sqlite3.IntegrityError, QueueFull, IdempotencyConflict, ValueError, TypeError, OSError,
+)  # fmt: skip
 
 
 class SharedFile(SqliteFile):
@@ -76,17 +77,16 @@ class SharedFile(SqliteFile):
         with self._session(deadline):
             connection = self._ready(deadline)
             answered = self._lock_or_answer(connection, body, deadline)
-            if answered is None:
-                taken: Sequence[Posted] = ()
-                try:
-                    result, taken = self._lead(connection, work, deadline)
-                finally:
-                    self._release_lock()
-                    self._board.call_next(taken)
-                self._company = COMPANY_PUTS if taken else max(0, self._company - 1)
+            if answered is not None:
+                return self._sure(*answered)
+            taken: Sequence[Posted] = ()
+            try:
+                result, taken = self._lead(connection, work, deadline)
+            finally:
+                self._release_lock()
+                self._board.call_next(taken)
+            self._company = COMPANY_PUTS if taken else max(0, self._company - 1)
             ticket = self._commits
-        if answered is not None:
-            return self._sure(*answered)
         told = Answer.UNSURE
         try:
             ring(result)
@@ -204,7 +204,7 @@ class SharedFile(SqliteFile):
                     ),
                     deadline,
                 )
-            except NOT_TOGETHER:
+            except _NotTogether:
                 self._board.refuse(posted)
         own, _ = self._told(
             lambda: self._transact(connection, lambda inner: work(inner, ())), deadline
@@ -219,9 +219,13 @@ class SharedFile(SqliteFile):
         open_ = [one for one in posted if not 0 < one.generation < generation]
         self._board.forget([one for one in open_ if not one.fresh])
         taken = [one for one in open_ if one.fresh]
-        own, values = work(connection, [one.body for one in taken])
-        if not self._board.take(taken, values, generation):
-            raise Withdrawn
+        try:
+            own, values = work(connection, [one.body for one in taken])
+            whole = self._board.take(taken, values, generation)
+        except _SPOILING as error:  # before the commit: nothing of it stands
+            raise _NotTogether from error
+        if not whole:
+            raise _NotTogether
         return own, taken
 
     # ------------------------------------------------------------ close

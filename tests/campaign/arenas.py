@@ -14,10 +14,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from queue_core import Queue
+from queue_core.lockfile import describe_holder
 from supervisor.slot import Kind
 from tests.campaign import numbers
 from tests.campaign.accounts import Books
-from tests.campaign.roles import BATCH_MAX, HANDLERS, consume, produce
+from tests.campaign.roles import BATCH_MAX, HANDLERS, consume, produce, write
 from tests.conftest import wait_until
 from tests.process.service import Service
 
@@ -26,13 +27,14 @@ KILLED = {"producer": 40, "worker": 42, "keeper": 13, "supervisor": 5}
 """Who is killed beside a supervisor, of a hundred."""
 RELOAD_CHANCE = 0.05
 FREEZE_CHANCE = 0.15
-FREEZE_SECONDS = 1.3
-"""Longer than the lease of a consumer."""
+FREEZE_SECONDS_MAX = 5.0
+"""A frozen consumer thaws when another has one of its jobs, which takes a lease and a backlog."""
 FREEZE_TRIES = 50
 HOLDS = """
-SELECT 1 FROM job JOIN holder ON holder.id = job.holder
+SELECT job.id, run FROM job JOIN holder ON holder.id = job.holder
 WHERE job.state = 'claimed' AND holder.worker = ?
 """
+TAKEN = "SELECT 1 FROM job WHERE id = ? AND run > ? AND state = 'claimed'"
 
 
 class Arena:
@@ -206,7 +208,9 @@ class Library(Arena):
 
     def begin(self) -> None:
         """Start the loops as well."""
-        self._frozen: dict[int, float] = {}
+        self._frozen: dict[int, tuple[float, list[tuple[int, int]]]] = {}
+        """Until when at most each is frozen, and the claims it had."""
+        self._froze = False
         super().begin()
         for _ in range(self.consumers):
             self._fork("consumer", self._consume)
@@ -216,10 +220,11 @@ class Library(Arena):
 
     def strike(self) -> None:
         """Kill a producer or a consumer; freeze one now and then, so that its lease is lost."""
-        self._thaw(time.monotonic() - FREEZE_SECONDS)
+        self._thaw()
         # Who was killed while frozen would not try to settle a lost claim.
         awake = [pid for pid in self._children("consumer") if pid not in self._frozen]
-        if len(awake) > 1 and self.chance.random() < FREEZE_CHANCE:
+        if len(awake) > 1 and (not self._froze or self.chance.random() < FREEZE_CHANCE):
+            self._froze = True  # a short campaign tries the fence too
             self._freeze(self.chance.choice(awake))
             return
         kind = self.chance.choice(["producer", "consumer"])
@@ -229,28 +234,41 @@ class Library(Arena):
         self._fork(kind, work)
 
     def _freeze(self, pid: int) -> None:
-        """Freeze a consumer, by preference while it holds claims: those are lost meanwhile."""
+        """Freeze a consumer, by preference while it holds claims: those are lost meanwhile.
+
+        Not while it holds the lock, though, which would let nobody take them.
+        """
+        claims: list[tuple[int, int]] = []
         for _ in range(FREEZE_TRIES):
             os.kill(pid, signal.SIGSTOP)
             with closing(sqlite3.connect(self.database)) as connection:
-                if connection.execute(HOLDS, (f"pid {pid}",)).fetchone():
-                    break
+                claims = connection.execute(HOLDS, (f"pid {pid}",)).fetchall()
+            holder = describe_holder(Path(f"{self.database}.lock"))
+            if claims and not holder.startswith(f"process {pid} "):
+                break
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.002)
         os.kill(pid, signal.SIGSTOP)
-        self._frozen[pid] = time.monotonic()
+        for claim in claims:
+            write(self.folder, "frozen", *claim)
+        self._frozen[pid] = (time.monotonic() + FREEZE_SECONDS_MAX, claims)
 
-    def _thaw(self, frozen_before: float) -> None:
-        for pid, since in list(self._frozen.items()):
-            if since <= frozen_before:
-                del self._frozen[pid]
-                if pid in self._pids:
+    def _thaw(self) -> bool:
+        """Wake whose jobs are another's now, or who slept long enough; say whether all are awake.
+
+        Whoever has such a job lingers over it, so that the sleeper tries to settle it too.
+        """
+        with closing(sqlite3.connect(self.database)) as connection:
+            for pid, (until, claims) in list(self._frozen.items()):
+                taken = any(connection.execute(TAKEN, claim).fetchone() for claim in claims)
+                if taken or time.monotonic() > until:
+                    del self._frozen[pid]
                     os.kill(pid, signal.SIGCONT)
+        return not self._frozen
 
     def settle(self) -> None:
         """Let the loops finish what is left, and end them."""
-        time.sleep(FREEZE_SECONDS if self._frozen else 0)
-        self._thaw(time.monotonic())
+        wait_until(self._thaw, poll_seconds=0.02, what="nobody is frozen")
         super().settle()
         for pid in self._children("consumer"):
             self._kill_child(pid)

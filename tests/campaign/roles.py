@@ -68,6 +68,9 @@ WHOLE = "."
 BATCH_MAX = 5
 BACKLOG_MAX = 150
 ATTEMPTS_OF_EXHAUST = 3
+LINGER_SECONDS = 0.6
+"""How long a job is held that a frozen consumer has lost: that one comes back meanwhile, and
+must not settle what is another's now. Shorter than the lease."""
 
 
 def write(folder: Path, name: str, *words: object) -> None:
@@ -140,13 +143,20 @@ def _put(
 
 
 def consume(folder: Path, database: Path, queue_name: str) -> None:
-    """Get, decide and settle through the library until killed; note each settled claim."""
+    """Get, decide and settle through the library until killed; note each settled claim.
+
+    Once a batch it lingers over a job that a frozen consumer has lost.
+    """
     handlers = runpy.run_path(str(folder / "service_handlers.py"))
     queue: Queue[Any] = Queue(database, queue_name, lease_seconds=1.0, max_attempts=100,
                               backoff=lambda attempt: 0.02 * attempt)  # fmt: skip
     while True:
+        lingered = False
         for job in queue.get_many(3, timeout=0.5):
             decided = handlers["decide"](job.payload, job)
+            if job.attempt > 1 and not lingered and _had_frozen(folder, job.id, job.run - 1):
+                lingered = True
+                time.sleep(LINGER_SECONDS)
             try:
                 if decided == "ok":
                     queue.ack(job)
@@ -158,3 +168,8 @@ def consume(folder: Path, database: Path, queue_name: str) -> None:
                 handlers["note"]("stale", job.id, job.run)
             else:
                 handlers["note"]("settled", job.id, job.run, decided)
+
+
+def _had_frozen(folder: Path, id_: int, run: int) -> bool:
+    frozen = folder / "frozen"
+    return frozen.exists() and f"\n{id_} {run} {WHOLE}\n" in frozen.read_text()

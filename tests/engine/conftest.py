@@ -87,10 +87,11 @@ def state_of(engine: Engine, job_id: int) -> State | None:
 
 @dataclass(frozen=True)
 class Kind:
-    """How to open an engine of one kind, and how to count its rows behind its back."""
+    """How to open an engine of one kind, and how to read its rows behind its back."""
 
     open: Callable[..., Engine]
     recount: Callable[[Path], dict[str, dict[str, int]]]
+    keys: Callable[[Path], dict[tuple[str, str], tuple[int, int | None]]]
 
 
 def recount_sqlite(path: Path) -> dict[str, dict[str, int]]:
@@ -116,7 +117,19 @@ def recount_sqlite(path: Path) -> dict[str, dict[str, int]]:
     return counted
 
 
-KINDS = {"sqlite": Kind(open=SqliteEngine, recount=recount_sqlite)}
+def keys_sqlite(path: Path) -> dict[tuple[str, str], tuple[int, int | None]]:
+    """Return by queue and key the job that holds it, and until when."""
+    with closing(sqlite3.connect(path)) as connection:
+        return {
+            (queue, key): (job, expires_us)
+            for queue, key, job, expires_us in connection.execute(
+                "SELECT name, job_key, job, expires_us FROM idempotency"
+                " JOIN queue ON queue.id = idempotency.queue"
+            )
+        }
+
+
+KINDS = {"sqlite": Kind(open=SqliteEngine, recount=recount_sqlite, keys=keys_sqlite)}
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from queue_core import (
     Done,
     IdempotencyConflict,
     JobNotFound,
+    PayloadInvalid,
     Queue,
     QueueFull,
     Reject,
@@ -278,6 +280,56 @@ def test_a_put_waits_for_room(database: Path) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await late
             assert await queue.qsize() == 1
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("options", [{"timeout": 20}, {"block": True, "timeout": 20}])
+def test_a_timeout_alone_waits_for_room_too(database: Path, options: PutOptions) -> None:
+    """As with `Queue`: whoever says how long to wait wants to wait."""
+
+    async def whole() -> None:
+        async with AsyncQueue[int](database, max_depth=1) as queue:
+            await queue.put(1)
+            waiting = asyncio.create_task(queue.put(2, **options))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            job = await queue.get()
+            assert job is not None
+            await queue.ack(job)
+            await asyncio.wait_for(waiting, WAIT_SECONDS_MAX)
+            assert await queue.qsize() == 1
+
+    asyncio.run(whole())
+
+
+def test_waiting_for_room_is_one_refusal_at_most(database: Path) -> None:
+    """However often a put tried meanwhile, its caller was refused once, at the end of its time."""
+
+    async def whole() -> None:
+        async with AsyncQueue[int](database, max_depth=1) as queue:
+            await queue.put(1)
+            begun = time.monotonic()
+            with pytest.raises(QueueFull):
+                await queue.put(2, block=True, timeout=0.3)
+            assert time.monotonic() - begun >= 0.3
+            assert (await queue.counts()).totals["jobs_rejected_total:full"] == 1
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("timeout", ["soon", -1, float("nan"), True])
+def test_a_senseless_timeout_is_refused(database: Path, timeout: Any) -> None:
+    """By a sentence, as with `Queue`; a job is neither claimed nor stored for it."""
+
+    async def whole() -> None:
+        async with AsyncQueue[int](database, max_depth=1) as queue:
+            await queue.put(1)
+            for call in (queue.get(timeout=timeout), queue.put(2, block=True, timeout=timeout)):
+                with pytest.raises(PayloadInvalid, match="timeout"):
+                    await asyncio.wait_for(call, WAIT_SECONDS_MAX)
+            counts = await queue.counts()
+            assert (counts.ready, counts.claimed) == (1, 0)
 
     asyncio.run(whole())
 

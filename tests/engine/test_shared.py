@@ -18,9 +18,10 @@ import pytest
 
 from queue_core import DurabilityUnknown, IdempotencyConflict, Queue, QueueBusy, QueueFull
 from queue_core.clock import SystemClock
-from queue_core.engines import sqlite_board, sqlite_shared
+from queue_core.engines import sqlite_board, sqlite_enqueue, sqlite_shared
 from queue_core.engines.sqlite_board import Answer, Board, Posted
 from queue_core.engines.sqlite_shared import SharedFile
+from queue_core.job import NewJob
 from queue_core.lockfile import FileLock
 from tests.conftest import wait_until
 from tests.engine.conftest import QUEUE, Fork, exit_codes
@@ -198,6 +199,28 @@ def test_a_refused_put_refuses_nobody_else(stage: Stage) -> None:
     assert set(errors.values()) == {None}
     assert all(stage.stored()[f"job {number}"] == 1 for number in range(3))
     assert Queue[str](stage.database, "small").counts().ready == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"not JSON\n{}",
+        b"[1, 2]\n{}",
+        sqlite_enqueue.packed(QUEUE, NewJob(payload=b"{}", task=QUEUE, key="no digest")),
+    ],
+)
+def test_a_request_that_cannot_be_stored_spoils_no_other(stage: Stage, body: bytes) -> None:
+    """Whoever leads leaves it out, and tells its owner to try alone."""
+    owner = Board(Path(f"{stage.database}.bells"), SystemClock())
+    assert owner.post(body)
+    pids = [stage.child(f"job {number}") for number in range(3)]
+    with stage.locked(4):
+        pass
+    assert exit_codes(pids) == [0] * 3
+    assert owner.wait(1000) == (Answer.REFUSED, 0)
+    owner.close()
+    right(stage, stage.told())
+    assert stage.stored().total() == 4
 
 
 # --- deaths -------------------------------------------------------------------------------------

@@ -19,9 +19,11 @@ from queue_core.clock import FakeClock
 from queue_core.codec import digest
 from queue_core.engine import ClaimRequest, Holder
 from queue_core.engines.sqlite import SqliteEngine
-from queue_core.job import Claim, NewJob, Outcome, Reason, Settlement, State
+from queue_core.job import Claim, Claimed, NewJob, Outcome, Reason, Settlement, State
 
 QUEUE = "jobs"
+ASIDE = "aside"
+"""A queue, and the task of its jobs, whose handler nobody has."""
 SECOND_US = 1_000_000
 LARGE = b'"' + b"x" * 4000 + b'"'
 CHILD_SECONDS_MAX = 60
@@ -88,7 +90,9 @@ class Stock:
     path: Path
     clock: FakeClock
     ids: dict[str, list[int]] = field(default_factory=dict)
+    rows: dict[str, list[Claimed]] = field(default_factory=dict)
     holder: int = 0
+    begun_us: int = 0
 
     def copy(self, to: Path) -> Path:
         """Copy the store, and return the copy's path."""
@@ -109,8 +113,13 @@ class Stock:
 
 @pytest.fixture(scope="session")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    """Make the store: ready, due, later, running, lost, dead and old done jobs, each several."""
+    """Make the store: ready, due, later, running, lost, dead and old done jobs, each several.
+
+    Beside them two that nobody has a handler for, two suspects that wait for their turn, and
+    one whose key has a shorter life than its row.
+    """
     made = Stock(tmp_path_factory.mktemp("stock") / "stock.db", FakeClock())
+    made.begun_us = made.clock.wall_us()
     engine = made.open(made.path)
     engine.configure(
         QUEUE,
@@ -121,30 +130,44 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
     )
     holder = made.holder = engine.hold(Holder(worker="stock/0", instance="gone"))
 
-    def put(group: str, number: int, **options: object) -> None:
+    def put(group: str, number: int, queue: str = QUEUE, **options: object) -> None:
         jobs = []
         for position in range(number):
             payload = LARGE if position == 1 else b"1"
             key = f"{group}-{position}" if position == 0 else None
             given = {"task": QUEUE, "key": key, "digest": key and digest(QUEUE, payload)}
             jobs.append(NewJob(payload=payload, **(given | options)))  # type: ignore[arg-type]
-        made.ids[group] = [stored.id for stored in engine.enqueue(QUEUE, jobs)]
+        made.ids[group] = [stored.id for stored in engine.enqueue(queue, jobs)]
 
-    def claim(number: int, lease_seconds: int) -> None:
-        wanted = ClaimRequest(queues=[QUEUE], limit=number, lease_us=lease_seconds * SECOND_US)
-        assert len(engine.claim(wanted, holder=holder)) == number
+    def claim(group: str, lease_seconds: int, queue: str = QUEUE) -> None:
+        wanted = ClaimRequest(queues=[queue], limit=100, lease_us=lease_seconds * SECOND_US)
+        made.rows[group] = engine.claim(wanted, holder=holder)
+        assert [row.id for row in made.rows[group]] == made.ids[group]
 
+    engine.configure("brief", key_ttl_us=1)
+    put("brief", 1, queue="brief")
+    claim("brief", 60, queue="brief")
+    engine.finish([settled(claim_, State.DONE) for claim_ in made.claims("brief")])
+    put("aside", 2, queue=ASIDE, task=ASIDE)
+    wanted = ClaimRequest(queues=[ASIDE], limit=9, lease_us=1, tasks=frozenset({"another"}))
+    assert engine.claim(wanted, holder=holder) == []
+    put("suspect", 2, queue="suspect")
+    claim("suspect", 60, queue="suspect")
+    engine.finish([
+        settled(claim_, State.READY)._replace(tree_death=True, suspect=True)
+        for claim_ in made.claims("suspect")
+    ])  # fmt: skip
     put("done", 3)
-    claim(3, 60)
+    claim("done", 60)
     engine.finish([settled(claim_, State.DONE) for claim_ in made.claims("done")])
     put("dead", 3)
-    claim(3, 60)
+    claim("dead", 60)
     engine.finish([settled(claim_, State.DEAD) for claim_ in made.claims("dead")])
     put("lost", 3)
-    claim(3, 1)
+    claim("lost", 1)
     put("due", 3, delay_us=SECOND_US)
     put("running", 4)
-    claim(4, 3600)
+    claim("running", 3600)
     made.clock.advance(10)
     put("later", 2, delay_us=3600 * SECOND_US)
     put("ready", 3)

@@ -122,6 +122,19 @@ def test_a_read_only_disk_is_told_and_got_over(small_disk: Path) -> None:
     assert is_whole(database)
 
 
+def test_a_backup_that_finds_no_room_says_so_and_leaves_nothing(
+    queue: Queue[Any], small_disk: Path, database: Path
+) -> None:
+    """Full is told apart from a folder that cannot be written; with space the backup is made."""
+    queue.put_many([BIG] * 50)
+    with pytest.raises(DatabaseFull, match="full; free space"):
+        queue.backup(small_disk / "copy.db")
+    assert os.listdir(small_disk) == []
+    assert lock_is_free(database)
+    _remount(small_disk, "size=16m")
+    assert is_whole(queue.backup(small_disk / "copy.db").path)
+
+
 def test_the_page_limit_of_a_database_is_a_full_disk(queue: Queue[Any], database: Path) -> None:
     """An administrator's limit is told as what it is, and may be raised."""
     connection = queue.engine._file._connection  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from queue_core import DatabaseUnavailable, Queue, QueueError, State
-from queue_core.engines import sqlite_log
+from queue_core.engines import sqlite_backup, sqlite_claim, sqlite_finish, sqlite_log
 from tests.conftest import wait_until
 from tests.fault.checks import is_whole, lock_is_free
 from tests.fault.conftest import Fork, exit_codes
@@ -77,18 +77,7 @@ def _in_a_transaction(queue: Queue[Any], busy: threading.Event) -> None:
 
 
 def _in_a_flush(queue: Queue[Any], busy: threading.Event) -> None:
-    real = sqlite_log.sync_data
-
-    def slow(descriptor: int) -> None:
-        busy.set()
-        time.sleep(HOLD_SECONDS)
-        real(descriptor)
-
-    sqlite_log.sync_data = slow
-    try:
-        queue.put("by the thread")
-    finally:
-        sqlite_log.sync_data = real
+    _slowly(sqlite_log, "sync_data", busy, lambda: queue.put("by the thread"))
 
 
 def _in_a_wait(queue: Queue[Any], busy: threading.Event) -> None:
@@ -110,9 +99,53 @@ def _in_a_wait_for_the_lock(queue: Queue[Any], busy: threading.Event) -> None:
         release.join()
 
 
-@pytest.mark.parametrize(
-    "moment", [_in_a_transaction, _in_a_flush, _in_a_wait, _in_a_wait_for_the_lock]
-)
+def _slowly(module: Any, name: str, busy: threading.Event, work: Callable[[], object]) -> None:
+    """Do something while one of its functions takes its time before it begins, in this process."""
+    real, owner = getattr(module, name), os.getpid()
+
+    def slow(*arguments: Any) -> Any:
+        if os.getpid() == owner:
+            busy.set()
+            time.sleep(HOLD_SECONDS)
+        return real(*arguments)
+
+    setattr(module, name, slow)
+    try:
+        work()
+    finally:
+        setattr(module, name, real)
+
+
+def _in_a_claim(queue: Queue[Any], busy: threading.Event) -> None:
+    def take_and_give_back() -> None:
+        job = queue.get(timeout=10)
+        assert job is not None
+        queue.release(job)
+
+    _slowly(sqlite_claim, "claim", busy, take_and_give_back)
+    queue.put("by the thread")
+
+
+def _in_a_settlement(queue: Queue[Any], busy: threading.Event) -> None:
+    job = queue.get(timeout=10)
+    assert job is not None
+    _slowly(sqlite_finish, "settle", busy, lambda: queue.release(job))
+    queue.put("by the thread")
+
+
+def _in_a_backup(queue: Queue[Any], busy: threading.Event) -> None:
+    copy = Path(f"{queue.engine.path}.copy")  # type: ignore[attr-defined]
+    _slowly(sqlite_backup, "_copy", busy, lambda: queue.backup(copy))
+    queue.put("by the thread")
+
+
+MOMENTS = [
+    _in_a_transaction, _in_a_flush, _in_a_wait, _in_a_wait_for_the_lock, _in_a_claim,
+    _in_a_settlement, _in_a_backup,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_fork_while_a_thread_is_busy_harms_neither_side(
     queue: Queue[Any], database: Path, fork: Fork, moment: Busy
 ) -> None:
@@ -134,6 +167,8 @@ def test_a_fork_while_a_thread_is_busy_harms_neither_side(
     assert lock_is_free(database)
     queue.close()
     assert is_whole(database)
+    if moment is _in_a_backup:
+        assert is_whole(Path(f"{database}.copy"))
 
 
 def test_a_child_that_leaves_its_parents_transaction_commits_nothing(

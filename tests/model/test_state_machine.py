@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -32,6 +33,11 @@ from tests.engine.conftest import KINDS, Kind, new_job, request, settlement
 SECOND_US = 1_000_000
 LIVE = (State.READY, State.DELAYED, State.CLAIMED)
 RAM = Path("/dev/shm")
+STEPS = 50
+EXAMPLES_MIN = 200
+"""So many examples of all their steps are a proof worth the name."""
+EXAMPLES_MAX = 280
+"""Of a sixth of the examples hypothesis takes some steps only."""
 
 
 @dataclass
@@ -188,6 +194,8 @@ class Life(RuleBasedStateMachine):
     """Do things to an engine and to the model, and compare."""
 
     kind: Kind
+    lives: ClassVar[list[int]]
+    """How many steps each example took so far."""
 
     @initialize()
     def begin(self) -> None:
@@ -199,6 +207,7 @@ class Life(RuleBasedStateMachine):
         self.model = Model(self.clock)
         self.ids: list[int] = []
         self.claims: list[Claim] = []
+        self.lives.append(-1)  # the look at the beginning follows no step
         self.open()
         for name, options in self.model.queues.items():
             self.engine.configure(
@@ -530,6 +539,7 @@ class Life(RuleBasedStateMachine):
         """Depths and totals are exact, whatever happened."""
         if not hasattr(self, "engine"):
             return
+        self.lives[-1] += 1
         rows = self.kind.recount(self.path)
         for queue in self.model.queues:
             expected = {state.value: len(self.model.of(queue, state)) for state in State}
@@ -539,6 +549,24 @@ class Life(RuleBasedStateMachine):
             for (name, total), number in self.model.totals.items():
                 if name == queue:
                     assert counts[total] == number, total
+
+    @invariant()
+    def keys_are_held_by_whom_and_until_when_the_model_says(self) -> None:
+        """A key that is held too long refuses a job; one that is free too soon lets it run twice.
+
+        Of keys that are free again any number may still be stored.
+        """
+        if not hasattr(self, "engine"):
+            return
+        stored = self.kind.keys(self.path)
+        for at, (job_id, _, expires) in self.model.keys.items():
+            if self.model.holder_of(*at) is not None:
+                assert stored[at] == (job_id, expires)
+        held = {at for at in stored if self.model.holder_of(*at) is not None}
+        now = self.clock.wall_us()
+        assert all(
+            stored[at][1] is not None and stored[at][1] <= now for at in stored.keys() - held
+        )
 
     @rule(recent=RECENT)
     def look(self, recent: int) -> None:
@@ -565,10 +593,14 @@ def verdict_of(job: Job) -> Settlement:
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_the_engine_does_what_the_model_does(name: str) -> None:
     """Over long mixed histories, no transition loses, doubles, reorders or miscounts a job."""
-    machine = type("LifeOfOneKind", (Life,), {"kind": KINDS[name]})
+    machine = type("LifeOfOneKind", (Life,), {"kind": KINDS[name], "lives": []})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=200, stateful_step_count=50, deadline=None, report_multiple_bugs=False
+            max_examples=EXAMPLES_MAX,
+            stateful_step_count=STEPS + 1,  # to begin is one
+            deadline=None,
+            report_multiple_bugs=False,
         ),
     )
+    assert sum(steps >= STEPS for steps in machine.lives) >= EXAMPLES_MIN
