@@ -24,7 +24,7 @@ run: $(VENV)/.installed ## Run a demonstration in the foreground; Ctrl-C stops i
 
 .PHONY: test
 test: lint ## Check everything: style, types, imports, tests
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Check style, types and import contracts

@@ -78,6 +78,9 @@ def never_fits(error: QueueFull) -> bool:
     return "split the batch" in str(error)
 
 
+_UNSAID: Final = (None,) * 6
+
+
 class Queue(Claiming[T]):
     """A named queue of one database; safe to use from several threads and after a fork.
 
@@ -121,6 +124,7 @@ class Queue(Claiming[T]):
         self._backoff = backoff
         self._lease_us = codec.duration_us("lease_seconds", lease_seconds) or 1
         self._payload_bytes_max = payload_bytes_max
+        self._plain = NewJob(b"", self.name)
         self._holder: tuple[int, int] | None = None
         stored: dict[str, Any] = {}
         if max_depth is not None:
@@ -236,6 +240,9 @@ class Queue(Claiming[T]):
         max_attempts: int | None,
     ) -> NewJob:
         """Return a job without payload and key that has all else; raises PayloadInvalid."""
+        plain = delay == 0 == priority and type(delay) is int and type(priority) is int
+        if plain and (task, headers, expires, group, max_attempts, codec.headers_hook) == _UNSAID:
+            return self._plain
         if max_attempts is not None:
             codec.whole("max_attempts", max_attempts, 1, 2**31 - 1)
         return NewJob(
@@ -260,10 +267,12 @@ class Queue(Claiming[T]):
         self, jobs: list[NewJob], tx: object | None, wait: bool, timeout: float | None
     ) -> Any:
         """Store jobs; with `wait`, try again until there is room or the time is up."""
+        if not wait:
+            return self._engine.enqueue(self.name, jobs, tx=tx)
         codec.duration_us("timeout", timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FULL_PAUSE_SECONDS
-        while wait and tx is None and (left := deadline - time.monotonic()) > 0:
+        while tx is None and (left := deadline - time.monotonic()) > 0:
             try:
                 # Not counted as refused: that is said once, when the wait is over.
                 return self._engine.enqueue(self.name, jobs, quiet=True)

@@ -41,11 +41,11 @@ DATABASE_TROUBLE: Final = "database_trouble"
 
 TURN_SECONDS: Final = 0.010
 """Work claimed at once; measured, it brings batches of 256 for no-op jobs and 1 for slow ones."""
-TURN_SECONDS_BEHIND: Final = 0.100
-"""The same while more waits than the last turn took. After a sleep a turn costs 1.5 to 2 ms, its
-code and data being cold: 4 % of a worker's time for jobs of 10 ms that share a turn by fives, and
-2 % by tens. What waits would have waited anyway."""
-TURN_SECONDS_MAX: Final = 0.200
+TURN_SECONDS_BEHIND: Final = 0.200
+"""The same while more waits than the last turn took. After a sleep a turn costs 1 to 2 ms, its
+code and data being cold: 2 % of a worker's time for jobs of 10 ms that share a turn by tens, and
+1 % by twenties. What waits would have waited anyway."""
+TURN_SECONDS_MAX: Final = 0.400
 """A batch that turns out slower than this is cut short, and its rest claimed anew."""
 SPEED_WEIGHT: Final = 0.2
 IDLE_SECONDS: Final = 5.0

@@ -47,13 +47,15 @@ def wait_until(
     Args:
         fact: Called again and again; an AssertionError in it counts as "not yet".
         timeout_seconds: After this long the test fails.
-        poll_seconds: Pause between two calls.
+        poll_seconds: Pause after the first call; it grows to four times that in a long wait, so
+            that what is waited for gets the processor.
         what: The fact in words, for the failure.
 
     Raises:
         AssertionError: The fact did not come about; says the last value, or the last assertion.
     """
     deadline = time.monotonic() + timeout_seconds
+    pause_seconds = poll_seconds
     while True:
         seen: object
         try:
@@ -67,7 +69,8 @@ def wait_until(
         if time.monotonic() >= deadline:
             name = what or getattr(fact, "__qualname__", repr(fact))
             raise AssertionError(f"after {timeout_seconds:g} s still not: {name}; last: {seen!r}")
-        time.sleep(poll_seconds)
+        time.sleep(pause_seconds)
+        pause_seconds = min(pause_seconds * 1.1, poll_seconds * 4)
 
 
 @pytest.fixture(name="wait_until")

@@ -31,9 +31,10 @@ _DEFERRED: Final = tuple(
 class _State:
     """What is held back in this process. Only the main thread changes it."""
 
-    __slots__ = ("active", "handlers", "noted")
+    __slots__ = ("active", "handlers", "main", "noted")
 
     def __init__(self) -> None:
+        self.main = threading.main_thread().ident
         self.active: Hold | None = None
         self.handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self.noted: dict[int, FrameType | None] = {}
@@ -83,7 +84,7 @@ class Hold:
 
 def hold() -> Hold | None:
     """Return a hold that has yet to begin; None in threads where no handler runs."""
-    return Hold() if threading.current_thread() is threading.main_thread() else None
+    return Hold() if threading.get_ident() == state.main else None
 
 
 @contextmanager
@@ -101,13 +102,14 @@ def held() -> Iterator[None]:
 
 def heed() -> None:
     """Run what was noted; in a wait, where nothing is lost when a handler raises."""
-    if state.noted and threading.current_thread() is threading.main_thread():
+    if state.noted and threading.get_ident() == state.main:
         noted, state.noted = state.noted, {}
         _run(noted)
 
 
 def reset() -> None:
     """In a forked child: what the parent's main thread held back is no concern of ours."""
+    state.main = threading.get_ident()  # whoever forked is the child's main thread
     state.active = None
     state.noted = {}
     _put_back()
@@ -133,7 +135,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 def _stand_in() -> None:
     for number in _DEFERRED:
         handler = _c.getsignal(number)
-        if callable(handler) and handler is not _note:
+        if handler is not _note and callable(handler):
             state.handlers[number] = handler
             _c.signal(number, _note)
 

@@ -59,7 +59,7 @@ class SqliteEngine(SqlitePut):
         if not jobs:
             return []
         try:
-            return self._put(queue, jobs, expected=not quiet)
+            return self._put(queue, jobs)
         except (QueueFull, IdempotencyConflict) as error:
             if not quiet:
                 self._reject(queue, jobs, "full" if isinstance(error, QueueFull) else "conflict")
@@ -98,7 +98,6 @@ class SqliteEngine(SqlitePut):
         """Settle what is finished and claim what is next, in one transaction."""
         if not settlements and (request is None or not self._expected(request)):
             return [], []
-        self._bell.looking()
         plain = None
         if settlements and (own := self._holders.get(holder)):
             now_us = self.clock.wall_us()
@@ -163,7 +162,6 @@ class SqliteEngine(SqlitePut):
 
         A bell is believed once after each look that found nothing, for it may ring in vain.
         """
-        self._bell.looking()
         rung, self._rung = self._rung, False
         if rung and self._looked:
             self._looked = False

@@ -249,9 +249,6 @@ class SqliteBase:
             self._learn(queues)
             left_seconds = (deadline - self.clock.monotonic_us()) / 1_000_000
             slice_seconds = min(max(0.0, left_seconds), DATA_VERSION_SECONDS)
-            if 0 < (again_seconds := self._bell.look_again_seconds()) < slice_seconds:
-                self._rung = self._bell.wait(queues, again_seconds, wake_fd)
-                return True
             if self._bell.wait(queues, slice_seconds, wake_fd):
                 self._rung = True
                 return True

@@ -34,7 +34,7 @@ SEATS: Final = 64
 BODY_BYTES_MAX: Final = 4096
 STALE_US: Final = 1_000_000
 """A request whose owner has not stamped it for so long is that of a process that died."""
-ABSENT_US: Final = 10_000
+ABSENT_US: Final = 1_000_000
 """How long a board that was not there is not looked for: those who wait can do without."""
 _STAMP_US: Final = STALE_US // 4
 _SEAT: Final = struct.Struct("=8Q")
@@ -46,6 +46,7 @@ _ANSWER_AT: Final = 48
 _HEAD_BYTES: Final = SEATS * _SEAT.size
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIPE_BYTES: Final = 64
+_REQUESTS: Final = 2**56
 _VERSION: Final = 1
 
 
@@ -85,6 +86,7 @@ class Board:
         self._fd = -1
         self._seat, self._pipe = -1, -1
         self._request, self._stamped_us = 0, 0
+        self.taken = False
         self._poll = select.poll()
         self._callable: dict[int, int] = {}
         self._guard = threading.Lock()
@@ -99,8 +101,7 @@ class Board:
         try:
             if not self._opened(create=True) or not self._seated():
                 return False
-            self._drain()
-            self._request = int.from_bytes(os.urandom(7), "little") | 1  # no two have one number
+            self._request = (self._request + 1) % _REQUESTS or 1
             self._stamped_us = self._clock.monotonic_us()
             size = zlib.crc32(body) << 32 | len(body)
             os.pwrite(self._fd, body, _HEAD_BYTES + self._seat * BODY_BYTES_MAX)
@@ -112,17 +113,26 @@ class Board:
         return True
 
     def wait(self, milliseconds: int) -> tuple[Answer, int] | None:
-        """Sleep until called, or for so long; return the answer if there is one."""
-        if self._poll.poll(milliseconds):
-            self._drain()
+        """Sleep until called, or for so long; return the answer if there is one.
+
+        `taken` says afterwards whether somebody took the request, and is at it or dead.
+        """
+        if milliseconds:
+            if self._poll.poll(milliseconds):
+                self._drain()
+            else:
+                self._stamp()
         words = self._own()
         if words[6] >> 2 == self._request:
             return Answer(words[6] & 3), words[5]
+        self.taken = words[3] == self._request
+        return None
+
+    def _stamp(self) -> None:
         now_us = self._clock.monotonic_us()
         if now_us - self._stamped_us > _STAMP_US:
             self._stamped_us = now_us
             os.pwrite(self._fd, now_us.to_bytes(8, "little"), self._seat * _SEAT.size + 8)
-        return None
 
     def withdraw(self) -> None:
         """Take the request back; `mark` tells whether somebody was faster. Raises OSError."""
@@ -146,10 +156,13 @@ class Board:
         """Return what others wait to have stored; the caller holds the database's lock."""
         found: list[Posted] = []
         try:
-            if not self._opened(create=False):
+            if self._fd < 0 and not self._opened(create=False):
                 return found
             head = os.pread(self._fd, _HEAD_BYTES, 0)
-            for seat in _asking(head):
+            if not (asking := _asking(head)):
+                return found
+            now_us = self._clock.monotonic_us()
+            for seat in asking:
                 request, stamp_us, size, marked, generation, _, answered, _ = _SEAT.unpack_from(
                     head, seat * _SEAT.size
                 )
@@ -157,7 +170,7 @@ class Board:
                     continue
                 length = min(size & 0xFFFF_FFFF, BODY_BYTES_MAX)
                 body = os.pread(self._fd, length, _HEAD_BYTES + seat * BODY_BYTES_MAX)
-                fresh = self._clock.monotonic_us() - stamp_us < STALE_US
+                fresh = now_us - stamp_us < STALE_US
                 taken = generation if marked == request else 0
                 if fresh and zlib.crc32(body) != size >> 32:
                     continue  # read half written: its owner is at it
@@ -196,6 +209,8 @@ class Board:
 
     def answer(self, posted: Sequence[Posted], answer: Answer) -> None:
         """Tell owners what became of their requests, and wake them."""
+        if not posted:
+            return
         # Not under the database's mutex: another thread may close all this meanwhile.
         with self._guard, contextlib.suppress(OSError):  # they find out by themselves
             for one in posted:
@@ -205,9 +220,9 @@ class Board:
 
     def call_next(self, taken: Sequence[Posted]) -> None:
         """Wake one who waits and was not taken: the lock is free."""
+        if self._fd < 0:
+            return
         with self._guard, contextlib.suppress(OSError):
-            if self._fd < 0:
-                return
             head = os.pread(self._fd, _HEAD_BYTES, 0)
             if not (asking := _asking(head)):
                 return
@@ -285,6 +300,8 @@ class Board:
                 os.close(pipe)
                 raise
             self._seat, self._pipe = seat, pipe
+            # No two owners of a seat count the same numbers, as far as chance can tell.
+            self._request = int.from_bytes(os.urandom(7), "little")
             self._poll.register(pipe, select.POLLIN)
             return True
         return False

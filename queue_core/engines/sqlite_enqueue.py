@@ -21,12 +21,14 @@ BODY_BYTES: Final = 2048
 """Payloads longer than this get a row of their own, so that moving a job does not rewrite them."""
 
 
+_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
 class Stored(NamedTuple):
-    """What became of our own jobs, the queues that have a ready job more, and whether others'."""
+    """What became of our own jobs, and the queues that have a ready job more."""
 
     results: list[Enqueued]
     ready: list[str]
-    company: bool
 
 
 def fits_a_board(jobs: Sequence[NewJob]) -> bool:
@@ -41,14 +43,14 @@ def packed(queue: str, job: NewJob) -> bytes:
         None if job.digest is None else job.digest.hex(),
         job.headers, job.expires_us, job.group, job.max_attempts,
     )  # fmt: skip
-    return json.dumps(head).encode() + b"\n" + job.payload
+    return _to_json(head).encode() + b"\n" + job.payload
 
 
 def unpacked(body: bytes) -> tuple[str, NewJob]:
     """Return the queue and the job of a body; raises ValueError and TypeError."""
     head, _, payload = body.partition(b"\n")
     (queue, task, delay_us, priority, key, digest, headers, expires_us, group,
-     max_attempts) = json.loads(head)  # fmt: skip
+     max_attempts) = json.loads(head.decode())  # fmt: skip
     return queue, NewJob(
         payload=payload,
         task=task,
@@ -75,7 +77,7 @@ def together(
     """
     if not bodies:
         results, ready = store(queue, jobs)
-        return Stored(results, [queue] if ready else [], False), []
+        return Stored(results, [queue] if ready else []), []
     by_queue: dict[str, list[tuple[int, NewJob]]] = {queue: [(-1, job) for job in jobs]}
     for position, body in enumerate(bodies):
         name, job = unpacked(body)
@@ -92,7 +94,7 @@ def together(
                 own.append(result)
             else:
                 answers[position] = answer_of(result)
-    return Stored(own, rung, True), answers
+    return Stored(own, rung), answers
 
 
 def answer_of(result: Enqueued) -> int:

@@ -59,6 +59,7 @@ class SqliteHandle:
         lock_timeout_seconds: float = 30.0,
     ) -> None:
         self.path = path
+        self._name = os.fspath(path)
         self.lock_path = Path(f"{path}.lock")
         self.lock_timeout_seconds = lock_timeout_seconds
         self.durability: Durability = durability
@@ -118,7 +119,7 @@ class SqliteHandle:
 
     def _check_same_file(self) -> None:
         """Notice that the file was removed or replaced: what is stored there now would be lost."""
-        if file_identity(self.path) == self._identity:
+        if file_identity(self._name) == self._identity:
             return
         # Never closed: that would remove the log of whatever has this name now.
         _kept.append(self._connection)

@@ -28,6 +28,7 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._name = os.fspath(path)  # a Path turns itself into a text at each call
         self.unsure = False
         self._mutex = threading.Lock()
         self._fd = -1
@@ -43,7 +44,7 @@ class Log:
             if self._flushed >= ticket > 0:
                 return
             try:
-                if self._fd >= 0 and file_identity(self.path) != self._identity:
+                if self._fd >= 0 and file_identity(self._name) != self._identity:
                     raise FileNotFoundError(errno.ENOENT, "it was removed while in use")
                 descriptor = self._descriptor()
                 if descriptor >= 0:
@@ -121,7 +122,7 @@ class Log:
             self._fd = -1
 
 
-def file_identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path | str) -> tuple[int, int] | None:
     """Return which file has a name now, None when there is none."""
     try:
         status = os.stat(path)

@@ -21,19 +21,8 @@ from queue_core.stats import Tally
 class SqlitePut(SqliteMaintenance):
     """The engine's ways to store new jobs."""
 
-    def _put(self, queue: str, jobs: Sequence[NewJob], *, expected: bool) -> list[Enqueued]:
-        """Store jobs in a transaction of our own, or in that of a process that puts as well.
-
-        With `expected`, whoever waits is woken before, to be there when the job is.
-        """
-        early_ns = 0
-        if expected and jobs[0].delay_us <= 0:
-            early_ns = self._bell.early(queue)
-
-        def ring(stored: Stored) -> None:
-            for name in stored.ready:
-                if stored.company or name != queue or self._bell.late(early_ns):
-                    self._bell.ring(name)
+    def _put(self, queue: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store jobs in a transaction of our own, or in that of a process that puts as well."""
 
         def store(
             connection: sqlite3.Connection, bodies: Sequence[bytes] = ()
@@ -41,10 +30,14 @@ class SqlitePut(SqliteMaintenance):
             return self._store(connection, queue, jobs, bodies)
 
         if self._file.shares and sqlite_enqueue.fits_a_board(jobs):
-            done = self._file.put(lambda: sqlite_enqueue.packed(queue, jobs[0]), store, ring=ring)
+            done = self._file.put(
+                lambda: sqlite_enqueue.packed(queue, jobs[0]),
+                store,
+                ring=lambda stored: self._ring(stored.ready),
+            )
             return [sqlite_enqueue.result_of(done)] if isinstance(done, int) else done.results
         alone, _ = self._file.write(
-            store, flush=True, operation="enqueue", ring=lambda done: ring(done[0])
+            store, flush=True, operation="enqueue", ring=lambda done: self._ring(done[0].ready)
         )
         return alone.results
 

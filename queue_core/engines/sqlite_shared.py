@@ -35,6 +35,8 @@ Work = Callable[[sqlite3.Connection, Sequence[bytes]], tuple[T, list[int]]]
 PAUSE_MS: Final = 1
 PAUSE_MS_MAX: Final = 8
 """A call comes sooner; this is for those who hold the lock for something else, and the dead."""
+TAKEN_MS: Final = 20
+"""What a put that was taken waits for the answer, before it looks whether who took it is dead."""
 YIELDS: Final = 2
 """Times that a put lets others run before it tries the lock, while it meets others there."""
 COMPANY_PUTS: Final = 16
@@ -154,7 +156,7 @@ class SharedFile(SqliteFile):
         In company others are let run first: where they outnumber the processors each of them
         would lead a transaction of its own, and flush it; so they come to what is led next.
         """
-        yields = YIELDS if self._company else 0
+        yields, patience = (YIELDS if self._company else 0), True
         pause_ms = 0
         while True:
             if yields:
@@ -167,6 +169,9 @@ class SharedFile(SqliteFile):
             if yields:
                 continue
             deferral.heed()
+            if self._board.taken and patience:
+                pause_ms, patience = TAKEN_MS, False  # its flush is under way
+                continue
             if self._try_lock() or time.monotonic() >= deadline:
                 return None
             pause_ms = min(pause_ms * 2, PAUSE_MS_MAX) or PAUSE_MS

@@ -19,7 +19,7 @@ from queue_core import Queue
 from supervisor import chaos
 from supervisor.linux import start_time
 from tests.conftest import wait_until
-from tests.process.service import Maker, Service, command, sentence, services
+from tests.process.service import Maker, Service, command, copied, sentence, services
 
 SECONDS = float(os.environ.get("HERDSMAN_SOAK_SECONDS", "4"))
 """How long the long experiment kills; a soak sets 60 and more."""
@@ -145,7 +145,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_killed(
     """One sentence and the documented exit code."""
     with Queue[Any](tmp_path / "jobs.db", "q") as queue:
         queue.put(1)
-    done = command("chaos", *args, "-d", "jobs.db", cwd=tmp_path)
+    done = copied("chaos", *args, "-d", "jobs.db", cwd=tmp_path)
     assert done.returncode == code
     assert words in sentence(done)
 

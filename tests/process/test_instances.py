@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.slot import Slot
-from supervisor.slots import SlotsError, SlotTable, find_slots
+from supervisor.slots import find_slots
 from tests.conftest import wait_until
 from tests.process.service import Service, command
 
@@ -28,33 +27,8 @@ class Instance(Service):
     def __init__(self, folder: Path, name: str, **options: Any) -> None:
         folder.mkdir(mode=0o700)
         super().__init__(folder, **options)
-        self.name = name
+        self.name = self.instance = name
         self.config.write_text(f'instance = "{name}"\n{self.config.read_text()}')
-
-    def slots(self) -> list[Slot]:
-        """Return the records of this supervisor's live processes; none before there are any."""
-        table = self._tables.get(self.pid)
-        path = find_slots(self.database, self.name)
-        if table is None and path is not None:
-            with contextlib.suppress(SlotsError):
-                table = SlotTable.attach(path, writable=False)
-                if table.supervisor_pid != self.pid:
-                    return []  # of the run before
-                self._tables[self.pid] = table
-        return table.live() if table is not None else []
-
-    def clean(self) -> None:
-        """Kill whatever is left, and remove this instance's records."""
-        path = find_slots(self.database, self.name)
-        super().clean()
-        for left in [] if path is None else path.parent.glob(f"{path.name}*"):
-            with contextlib.suppress(OSError):
-                if left.is_dir():
-                    for stack in left.iterdir():
-                        stack.unlink()
-                    left.rmdir()
-                else:
-                    left.unlink()
 
 
 @pytest.fixture

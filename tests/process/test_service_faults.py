@@ -18,7 +18,7 @@ import pytest
 from queue_core import Queue, State
 from supervisor.slot import Kind
 from tests.conftest import wait_until
-from tests.process.service import ENVIRONMENT, Maker, command, sentence, services
+from tests.process.service import ENVIRONMENT, Maker, command, copied, sentence, services
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def service(tmp_path: Path) -> Iterator[Maker]:
 def test_an_unknown_key_is_refused_with_its_line_and_a_suggestion(service: Maker) -> None:
     """78; nothing was made."""
     tree = service(extra="\n[queues.work]\nmax_dept = 3\n")
-    refused = command("run", "-c", tree.config, cwd=tree.folder)
+    refused = copied("run", "-c", tree.config, cwd=tree.folder)
     line = 1 + tree.config.read_text().splitlines().index("max_dept = 3")
     assert refused.returncode == 78
     assert sentence(refused) == (
@@ -53,7 +53,7 @@ def test_a_handler_that_does_not_import_is_refused_with_the_line_that_failed(
     module = tree.folder / "service_handlers.py"
     text = module.read_text()
     module.write_text("import no_such_module\n" + text)
-    refused = command("run", "-c", tree.config, cwd=tree.folder)
+    refused = copied("run", "-c", tree.config, cwd=tree.folder)
     assert refused.returncode == 78
     told = sentence(refused)
     assert told.startswith("herdsman: handler work: cannot import service_handlers:work: ")
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(service: Maker) ->
     tree.database.parent.mkdir()
     tree.database.write_bytes(b"these are my notes, keep them\n" * 300)
     for arguments in (["run"], ["put", "work", "1"]):
-        refused = command(*arguments, "-c", tree.config, cwd=tree.folder)
+        refused = copied(*arguments, "-c", tree.config, cwd=tree.folder)
         assert refused.returncode == 69
         assert f"{tree.database} is not a database" in sentence(refused)
         assert "restore a backup, or name another file" in sentence(refused)
@@ -101,7 +101,7 @@ def test_another_programs_database_is_refused_and_left_alone(service: Maker) -> 
     with contextlib.closing(sqlite3.connect(tree.database)) as connection:
         connection.execute("CREATE TABLE mine (x)")
     before = tree.database.read_bytes()
-    refused = command("run", "-c", tree.config, cwd=tree.folder)
+    refused = copied("run", "-c", tree.config, cwd=tree.folder)
     assert refused.returncode == 69
     assert "is a SQLite database of another program; name another file" in sentence(refused)
     assert tree.database.read_bytes() == before
@@ -117,7 +117,7 @@ def test_a_database_of_a_newer_schema_is_refused_and_left_alone(service: Maker) 
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         connection.execute("PRAGMA user_version = 99")
     for arguments in (["run"], ["put", "work", "1"], ["status"]):
-        refused = command(*arguments, "-c", tree.config, cwd=tree.folder)
+        refused = copied(*arguments, "-c", tree.config, cwd=tree.folder)
         assert refused.returncode == 69
         assert sentence(refused) == (
             f"herdsman: {tree.database} has schema 99 and this herdsman knows {version}; "
@@ -137,7 +137,7 @@ def test_a_second_supervisor_is_refused_and_the_first_is_named(service: Maker) -
     assert sentence(refused).endswith("; stop it, or give this one another --instance")
     link = tree.folder / "link.db"
     link.symlink_to(tree.database)
-    refused = command("run", "-c", tree.config, "-d", link, cwd=tree.folder)
+    refused = copied("run", "-c", tree.config, "-d", link, cwd=tree.folder)
     assert refused.returncode == 73, "a link leads to the same database"
     assert f"{tree.database} is already served" in sentence(refused)
     job_id = tree.queue().put("nothing")
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_made_is_told(service: Maker, name: str) -> None
     (tree.folder / "file").write_text("mine")
     database = tree.folder / name / "herdsman.db"
     for arguments in (["run"], ["put", "work", "1"]):
-        refused = command(*arguments, "-d", database, "-c", tree.config, cwd=tree.folder)
+        refused = copied(*arguments, "-d", database, "-c", tree.config, cwd=tree.folder)
         assert refused.returncode == 69, refused.stderr
         assert str(tree.folder / "file") in sentence(refused)
         assert "; check " in sentence(refused)
@@ -163,8 +163,8 @@ def test_an_address_without_an_engine_is_told(service: Maker) -> None:
     """69, and no folder is made of its name."""
     tree = service()
     for arguments in (["run"], ["put", "work", "1"]):
-        refused = command(*arguments, "-d", "postgresql://host/jobs", "-c", tree.config,
-                          cwd=tree.folder)  # fmt: skip
+        refused = copied(*arguments, "-d", "postgresql://host/jobs", "-c", tree.config,
+                         cwd=tree.folder)  # fmt: skip
         assert refused.returncode == 69
         assert "no PostgreSQL engine; name a file instead" in sentence(refused)
     assert not any(path.is_dir() for path in tree.folder.iterdir())

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -25,7 +26,10 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.process.template import Copy
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "HERDSMAN_TEST_TREE"
@@ -202,9 +206,9 @@ def stick(folder: Path, state: str) -> None:
 
 def boot(folder: Path, name: str) -> int | None:
     """Do what the file `boot` says at each start; an exit code, or None to go on."""
-    with open(folder / "boots", "a") as file:
-        file.write(f"{name} {time.monotonic()}\n")
     line = (folder / "boot").read_text() if (folder / "boot").exists() else ""
+    with open(folder / "boots", "a") as file:  # only now, or a test could change `boot` before
+        file.write(f"{name} {time.monotonic()}\n")
     word, _, rest = line.partition(" ")
     if word == "exit":
         return int(rest)
@@ -415,6 +419,8 @@ def serve(folder: Path) -> int:
         note(folder / "swept", sweep(SlotTable.attach(left)))
     if options.get("baseline"):
         (folder / "baseline").write_text(str(len(os.listdir("/proc/self/fd"))))
+    gc.collect()
+    gc.freeze()  # as the service does, so that its processes share memory
     code = run(make_tree(folder, table, lock_fd))
     (folder / "left").write_text(str(time.monotonic()))
     return code
@@ -426,15 +432,20 @@ def serve(folder: Path) -> int:
 class Host:
     """A supervisor under test, and everything one can see of it."""
 
+    by_template = False
+    """Whether it is forked by a process that has imported everything, instead of executed."""
+
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
         self.mark = str(uuid.uuid4())
+        boot_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._began_ticks = int(boot_seconds * os.sysconf("SC_CLK_TCK"))
         for name in ("jobs", "claimed", "done", "failed", "deaths", "reopened", "JobInterrupted",
                      "SoftTimeout"):  # fmt: skip
             (folder / name).mkdir(exist_ok=True)
         self.options = {"pools": [["a", 2, {}]], **options}
         self.configure()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Copy | None = None
         self._table: Any = None
         self._job = 0
 
@@ -450,16 +461,21 @@ class Host:
             if terminal is not None:
                 fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
-        self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", __file__, str(self.folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=(self.folder / "out").open("ab"),
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, **environment},
-            start_new_session=True,  # out of the test's own terminal and group
-            preexec_fn=take_terminal,
-        )
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, **environment}
+        with (self.folder / "out").open("ab") as out:
+            if self.by_template and terminal is None:
+                from tests.process.template import template
+
+                self.process = template("host").start(
+                    self.folder, folder=ROOT, environ=environ, out=out.fileno()
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-X", "faulthandler", __file__, str(self.folder)],
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=ROOT, env=environ,
+                    start_new_session=True,  # out of the test's own terminal and group
+                    preexec_fn=take_terminal,
+                )  # fmt: skip
         self._table = None
         return self
 
@@ -469,7 +485,8 @@ class Host:
 
         self.start()
         number = sum(processes for _, processes, _ in self.options["pools"])
-        wait_until(lambda: len(self.workers()) == number, what="all workers are READY")
+        enough = "all workers are READY"
+        wait_until(lambda: len(self.workers()) == number, what=enough)
         return self
 
     @property
@@ -573,9 +590,10 @@ class Host:
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                if fields[0] in "ZX" or int(fields[19]) < self._began_ticks:
+                    continue  # ended, or older than the supervisor
                 ours = int(fields[3]) == self.pid
-                ours = ours or wanted in Path(f"/proc/{name}/environ").read_bytes()
-                if ours and fields[0] not in "ZX":
+                if ours or wanted in Path(f"/proc/{name}/environ").read_bytes():
                     found.append(int(name))
         return found
 
