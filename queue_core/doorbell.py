@@ -72,7 +72,6 @@ class Doorbell:
         self._mutex = threading.RLock()
         self._bells: dict[int, _Bell] = {}
         self._broken: dict[int, str] = {}
-        self._absent: dict[int, int] = {}
         self._folder_seen: tuple[int, int, int] | None = None
         self._folder_since = self._folder_looked = 0.0
         self._kept: _Poller | None = None
@@ -247,8 +246,6 @@ class Doorbell:
             return bell
         path = f"{self._prefix}{number:02d}"
         try:
-            if not create and number in self._absent and self._unchanged(number):
-                return None
             if bell is not None:
                 bell.checked = now
                 if _names(path, bell.file):
@@ -261,29 +258,10 @@ class Doorbell:
             return None
         self._broken.pop(number, None)
         if opened is None:
-            self._miss(number)
             return None
         fd, file = opened
         self._bells[number] = bell = _Bell(fd=fd, file=file, checked=now)
         return bell
-
-    def _miss(self, number: int) -> None:
-        """Note the time of a folder that lacks a bell, if what comes will have another time."""
-        with suppress(FileNotFoundError):
-            changed_ns = os.stat(self.folder).st_mtime_ns
-            if abs(time.time_ns() - changed_ns) > _TICK_SECONDS * 1e9:
-                self._absent[number] = changed_ns
-
-    def _unchanged(self, number: int) -> bool:
-        """Whether nothing was made in the folder since it lacked a bell.
-
-        To ask costs a fifth of what it costs to fail to open.
-        """
-        with suppress(FileNotFoundError):
-            if os.stat(self.folder).st_mtime_ns == self._absent[number]:
-                return True
-        del self._absent[number]
-        return False
 
     def _open_pipe(self, path: str, *, create: bool) -> tuple[int, tuple[int, int]] | None:
         """Open a named pipe and return descriptor and identity; None where there is no file."""

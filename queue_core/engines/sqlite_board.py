@@ -212,11 +212,12 @@ class Board:
         if not posted:
             return
         # Not under the database's mutex: another thread may close all this meanwhile.
-        with self._guard, contextlib.suppress(OSError):  # they find out by themselves
+        with self._guard:
             for one in posted:
                 words = _ANSWER.pack(one.request << 2 | answer)
-                os.pwrite(self._fd, words, one.seat * _SEAT.size + _ANSWER_AT)
-                self._call(one.seat)
+                with contextlib.suppress(OSError):  # its owner finds out by itself
+                    os.pwrite(self._fd, words, one.seat * _SEAT.size + _ANSWER_AT)
+                    self._call(one.seat)
 
     def call_next(self, taken: Sequence[Posted]) -> None:
         """Wake one who waits and was not taken: the lock is free."""

@@ -37,6 +37,8 @@ PAUSE_MS_MAX: Final = 8
 """A call comes sooner; this is for those who hold the lock for something else, and the dead."""
 TAKEN_MS: Final = 20
 """What a put that was taken waits for the answer, before it looks whether who took it is dead."""
+GONE_MS: Final = 1000
+"""The same where the board was removed, and only its answer can tell."""
 YIELDS: Final = 2
 """Times that a put lets others run before it tries the lock, while it meets others there."""
 COMPANY_PUTS: Final = 16
@@ -176,13 +178,18 @@ class SharedFile(SqliteFile):
                 return None
             pause_ms = min(pause_ms * 2, PAUSE_MS_MAX) or PAUSE_MS
 
-    def _taken_before(self, connection: sqlite3.Connection) -> tuple[None, int] | None:
+    def _taken_before(self, connection: sqlite3.Connection) -> tuple[Answer | None, int] | None:
         """Return the value of our request if one who is dead now has committed it."""
         generation, value = self._board.mark()
         if not generation:
             return None
-        if self._board.gone():
-            raise self._unknown("its folder of bells was removed")
+        if self._board.gone():  # and numbers of another board tell nothing of this one
+            if (answer := self._board.wait(GONE_MS)) is None:
+                raise self._unknown("its folder of bells was removed")
+            if answer[0] is Answer.REFUSED:
+                return None
+            self._release_lock()
+            return answer
         reached = connection.execute(SQL["put_batch"]).fetchone()
         if reached is None or reached[0] < generation:
             return None

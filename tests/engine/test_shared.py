@@ -46,8 +46,7 @@ class Stage:
     @contextmanager
     def locked(self, number: int | None = None) -> Iterator[list[Posted]]:
         """Hold the lock, let the children put, and wait until so many, or all, are on the board."""
-        for _ in range(self._waiting):
-            assert os.read(self._opened_reader, 1) == b"o"
+        self.opened()
         number = self._waiting if number is None else number
         assert self._lock.acquire(5.0)
         try:
@@ -55,6 +54,11 @@ class Stage:
             yield self.waits(number)
         finally:
             self._lock.release()
+
+    def opened(self) -> None:
+        """Wait until the children have opened the database, for which they need the lock."""
+        for _ in range(self._waiting):
+            assert os.read(self._opened_reader, 1) == b"o"
 
     def let_go(self) -> None:
         """Let the children put."""
@@ -326,7 +330,7 @@ def test_the_request_of_a_dead_process_is_not_stored_later(stage: Stage) -> None
 
 def test_a_put_whose_time_is_up_is_not_stored_afterwards(stage: Stage) -> None:
     """QueueBusy means that nothing was stored, and nothing will be."""
-    pid = stage.child("late", lock_timeout_seconds=0.5)
+    pid = stage.child("late", lock_timeout_seconds=2.0)
     with stage.locked():
         assert exit_codes([pid]) == [0]
         assert stage.board.posted() == []
@@ -340,7 +344,8 @@ def test_a_put_that_gave_up_while_it_was_being_taken_is_not_stored(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever read it before its owner gave up looks again before the commit, and undoes all."""
-    pid = stage.child("late", lock_timeout_seconds=0.5)
+    pid = stage.child("late", lock_timeout_seconds=2.0)
+    stage.opened()
     queue: Queue[str] = Queue(stage.database, QUEUE)
     queue.counts()
     posted = Board.posted
@@ -377,7 +382,7 @@ def test_a_refusal_takes_its_mark_back(tmp_path: Path) -> None:
 
 def test_a_put_that_somebody_took_and_never_ended_is_said_to_be_unknown(stage: Stage) -> None:
     """Its leader hangs before the commit: stored or not, nobody can say."""
-    pid = stage.child("taken", lock_timeout_seconds=0.5)
+    pid = stage.child("taken", lock_timeout_seconds=2.0)
     with stage.locked() as posted:
         assert stage.board.take(posted, [99], 10**6)
         assert exit_codes([pid]) == [0]
