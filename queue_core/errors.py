@@ -86,4 +86,4 @@ class SchemaTooOld(DatabaseError):
 
 
 class DurabilityUnknown(DatabaseError):
-    """A flush of the log failed: the change is committed, but may not survive a power cut."""
+    """A flush failed, or who stored a put died: it may be stored, and may not survive a power cut."""

@@ -35,7 +35,9 @@ BODY_BYTES_MAX: Final = 4096
 STALE_US: Final = 1_000_000
 """A request whose owner has not stamped it for so long is that of a process that died."""
 ABSENT_US: Final = 1_000_000
-"""How long a board that was not there is not looked for: those who wait can do without."""
+"""How long a board that was not there is not looked for: those who wait do without for so long."""
+FULL_US: Final = 1_000_000
+"""How long a board without a free seat is not asked for one: that takes a look at each."""
 _STAMP_US: Final = STALE_US // 4
 _SEAT: Final = struct.Struct("=8Q")
 _REQUEST: Final = struct.Struct("=3Q")  # number, stamp in microseconds, checksum and length
@@ -90,7 +92,7 @@ class Board:
         self._poll = select.poll()
         self._callable: dict[int, int] = {}
         self._guard = threading.Lock()
-        self._absent_until_us = 0
+        self._absent_until_us = self._full_until_us = 0
 
     # ------------------------------------------------------------ who waits
 
@@ -290,6 +292,8 @@ class Board:
         """Whether we have a seat; else look for one that nobody has locked."""
         if self._seat >= 0:
             return True
+        if self._clock.monotonic_us() < self._full_until_us:
+            return False
         for seat in range(SEATS):
             pipe = self._open_pipe(seat)
             try:
@@ -305,6 +309,7 @@ class Board:
             self._request = int.from_bytes(os.urandom(7), "little")
             self._poll.register(pipe, select.POLLIN)
             return True
+        self._full_until_us = self._clock.monotonic_us() + FULL_US
         return False
 
     def _open_pipe(self, seat: int) -> int:

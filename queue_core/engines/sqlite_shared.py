@@ -29,6 +29,7 @@ from queue_core.engines.sqlite_file import SqliteFile
 from queue_core.errors import DurabilityUnknown, IdempotencyConflict, QueueBusy, QueueFull
 
 T = TypeVar("T")
+_yield: Final[Callable[[], object]] = getattr(os, "sched_yield", lambda: None)  # not on macOS
 Work = Callable[[sqlite3.Connection, Sequence[bytes]], tuple[T, list[int]]]
 """Store our own and those bodies; return our own result, and a value to answer each with."""
 
@@ -49,6 +50,10 @@ _WITHDRAW_SECONDS: Final = 0.005
 
 class _NotTogether(Exception):
     """One request spoils the transaction for all: it was taken back, or cannot be stored."""
+
+    def __init__(self, taken: Sequence[Posted]) -> None:
+        super().__init__()
+        self.taken = taken
 
 
 _SPOILING: Final = (
@@ -163,7 +168,7 @@ class SharedFile(SqliteFile):
         while True:
             if yields:
                 yields -= 1
-                os.sched_yield()
+                _yield()
             answer = self._board.wait(pause_ms)
             if answer is not None:
                 self._company = COMPANY_PUTS
@@ -216,8 +221,8 @@ class SharedFile(SqliteFile):
                     ),
                     deadline,
                 )
-            except _NotTogether:
-                self._board.refuse(posted)
+            except _NotTogether as error:
+                self._board.refuse(error.taken)
         own, _ = self._told(
             lambda: self._transact(connection, lambda inner: work(inner, ())), deadline
         )
@@ -235,9 +240,9 @@ class SharedFile(SqliteFile):
             own, values = work(connection, [one.body for one in taken])
             whole = self._board.take(taken, values, generation)
         except _SPOILING as error:  # before the commit: nothing of it stands
-            raise _NotTogether from error
+            raise _NotTogether(taken) from error
         if not whole:
-            raise _NotTogether
+            raise _NotTogether(taken)
         return own, taken
 
     # ------------------------------------------------------------ close

@@ -292,6 +292,37 @@ def test_a_leader_that_dies_leaves_every_other_put_stored_once(
     right(stage, told)
 
 
+def test_what_is_committed_and_not_yet_told_is_not_refused(stage: Stage, tmp_path: Path) -> None:
+    """The next leader's own trouble must not make those of the last one put twice."""
+    free, hanging = tmp_path / "free", tmp_path / "hanging"
+
+    def slow() -> None:
+        flush = SharedFile.flush
+
+        def late(self: SharedFile, *given: Any) -> None:
+            hanging.touch()
+            wait_until(free.exists)
+            flush(self, *given)
+
+        setattr(SharedFile, "flush", late)  # noqa: B010 - a method
+        sqlite_shared.TAKEN_MS = 60_000  # type: ignore[misc] # no look for itself meanwhile
+
+    pids = [stage.child(f"job {number}", before=slow) for number in range(2)]
+    with stage.locked():
+        pass
+    wait_until(hanging.exists)
+    owner = Board(Path(f"{stage.database}.bells"), SystemClock())
+    assert owner.post(b"rubbish")
+    Queue[str](stage.database, QUEUE).put("leader")
+    assert owner.wait(1000) == (Answer.REFUSED, 0)
+    free.touch()
+    assert exit_codes(pids) == [0, 0]
+    owner.close()
+    told = stage.told()
+    right(stage, told)
+    assert stage.stored().total() == 4
+
+
 def test_a_mark_whose_number_is_given_anew_stores_nothing(stage: Stage) -> None:
     """A leader died before its commit; the next to reach that number must not be taken for it."""
     pid = stage.child("marked")
