@@ -86,4 +86,4 @@ class SchemaTooOld(DatabaseError):
 
 
 class DurabilityUnknown(DatabaseError):
-    """A flush failed, or who stored a put died: it may be stored, and may not survive a power cut."""
+    """A flush failed, or whoever took a put is gone: a power cut may undo it, if it is stored."""

@@ -63,6 +63,9 @@ class Answer(IntEnum):
     """It was not stored in company: its owner tries alone, and learns why."""
 
 
+_ANSWERS: Final = {int(one): one for one in Answer}
+
+
 class Posted(NamedTuple):
     """A request found on the board.
 
@@ -126,7 +129,7 @@ class Board:
                 self._stamp()
         words = self._own()
         if words[6] >> 2 == self._request:
-            return Answer(words[6] & 3), words[5]
+            return _ANSWERS[words[6] & 3], words[5]
         self.taken = words[3] == self._request
         return None
 
@@ -231,8 +234,10 @@ class Board:
                 return
             words = memoryview(head).cast("Q")
             ours = {one.request for one in taken}
-            # Those behind our own seat first, so that each has its turn.
-            for seat in sorted(asking, key=lambda seat: (seat <= self._seat, seat)):
+            behind = [
+                seat for seat in asking if seat > self._seat
+            ]  # first, so that each has its turn
+            for seat in behind + asking:
                 request = words[seat * 8]
                 if request not in ours and words[seat * 8 + 6] >> 2 != request:
                     self._call(seat)

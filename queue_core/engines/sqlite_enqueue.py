@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from queue_core import stats
@@ -19,9 +20,6 @@ from queue_core.stats import Tally
 
 BODY_BYTES: Final = 2048
 """Payloads longer than this get a row of their own, so that moving a job does not rewrite them."""
-
-
-_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Stored(NamedTuple):
@@ -38,31 +36,30 @@ def fits_a_board(jobs: Sequence[NewJob]) -> bool:
 
 def packed(queue: str, job: NewJob) -> bytes:
     """Return a put as what another process can store."""
-    head = (
-        queue, job.task, job.delay_us, job.priority, job.key,
-        None if job.digest is None else job.digest.hex(),
-        job.headers, job.expires_us, job.group, job.max_attempts,
-    )  # fmt: skip
-    return _to_json(head).encode() + b"\n" + job.payload
+    return _head(queue, job._replace(payload=b"")) + b"\n" + job.payload
 
 
 def unpacked(body: bytes) -> tuple[str, NewJob]:
     """Return the queue and the job of a body; raises ValueError and TypeError."""
     head, _, payload = body.partition(b"\n")
-    (queue, task, delay_us, priority, key, digest, headers, expires_us, group,
-     max_attempts) = json.loads(head.decode())  # fmt: skip
-    return queue, NewJob(
-        payload=payload,
-        task=task,
-        delay_us=delay_us,
-        priority=priority,
-        key=key,
-        digest=None if digest is None else bytes.fromhex(digest),
-        headers=headers,
-        expires_us=expires_us,
-        group=group,
-        max_attempts=max_attempts,
-    )
+    queue, job = _of_head(head)
+    return queue, job._replace(payload=payload)
+
+
+# Most puts of a program differ in their payloads only.
+
+
+@lru_cache(maxsize=64)
+def _head(queue: str, job: NewJob) -> bytes:
+    digest = None if job.digest is None else job.digest.hex()
+    return json.dumps([queue, *job._replace(digest=None)[1:], digest]).encode()
+
+
+@lru_cache(maxsize=64)
+def _of_head(head: bytes) -> tuple[str, NewJob]:
+    queue, *fields, digest = json.loads(head.decode())
+    job = NewJob(b"", *fields)
+    return queue, job._replace(digest=None if digest is None else bytes.fromhex(digest))
 
 
 def together(

@@ -163,18 +163,14 @@ class SharedFile(SqliteFile):
         In company others are let run first: where they outnumber the processors each of them
         would lead a transaction of its own, and flush it; so they come to what is led next.
         """
-        yields, patience = (YIELDS if self._company else 0), True
-        pause_ms = 0
+        for _ in range(YIELDS if self._company else 0):
+            _yield()
+        pause_ms, patience = 0, True
         while True:
-            if yields:
-                yields -= 1
-                _yield()
             answer = self._board.wait(pause_ms)
             if answer is not None:
                 self._company = COMPANY_PUTS
                 return None if answer[0] is Answer.REFUSED else answer
-            if yields:
-                continue
             deferral.heed()
             if self._board.taken and patience:
                 pause_ms, patience = TAKEN_MS, False  # its flush is under way
