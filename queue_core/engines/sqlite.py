@@ -112,6 +112,8 @@ class SqliteEngine(SqlitePut):
                     break
                 # Only expired and parked jobs were met, out of the way now: look behind them.
                 taken = self._take_turn((), None, request, holder)[1]
+        if settlements and request is not None and not taken:
+            self._looked = True
         if request is not None and len(taken) == request.limit:
             # Probably more is left: pass the wake-up on, so that none is lost or piled up.
             self._bell.ring(taken[-1].queue)
@@ -171,12 +173,7 @@ class SqliteEngine(SqlitePut):
 
     def _claimable(self, request: ClaimRequest) -> bool:
         """Look without the lock: an idle claimer writes nothing."""
-        return self._file.read(
-            lambda connection: bool(
-                sqlite_claim.candidates(connection, request.queues)
-                or sqlite_claim.parked_wait(connection, request)
-            )
-        )
+        return self._file.read(lambda connection: sqlite_claim.anything(connection, request))
 
     def held(self, holder: int) -> list[Claimed]:
         """Return the claims a holder has now, best first."""

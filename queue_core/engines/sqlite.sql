@@ -369,10 +369,13 @@ WHERE queue = :queue AND task = '' AND name = 'queue_jobs'
 -- ---------------------------------------------------------------- claim
 
 -- name: claim_queues
--- returns every queue that has something to claim; read without the lock when idle.
+-- returns every queue that has something to claim, and a queue 0 if jobs were set aside; read
+-- without the lock when idle.
 SELECT id, name FROM queue
 WHERE paused = 0 AND EXISTS (
-    SELECT 1 FROM job WHERE job.queue = queue.id AND state = 'ready' AND parked = 0);
+    SELECT 1 FROM job WHERE job.queue = queue.id AND state = 'ready' AND parked = 0)
+UNION ALL
+SELECT 0, '' WHERE EXISTS (SELECT 1 FROM job WHERE task > '' AND state = 'ready' AND parked = 1);
 
 -- name: claim_rows
 -- returns the jobs to claim next, best first, as claim_jobs will leave them.

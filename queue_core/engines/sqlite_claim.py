@@ -37,15 +37,19 @@ def tasks_json(tasks: frozenset[str]) -> str:
     return json.dumps(sorted(tasks))
 
 
-def candidates(
-    connection: sqlite3.Connection, queues: Sequence[str] | None
-) -> list[tuple[int, str]]:
-    """Return the queues that have something to claim, in the order to look.
+def _waiting(connection: sqlite3.Connection) -> tuple[list[tuple[int, str]], bool]:
+    """Return the queues that have something to claim, and whether jobs were set aside."""
+    rows: list[tuple[int, str]] = connection.execute(SQL["claim_queues"]).fetchall()
+    found = [row for row in rows if row[0]]
+    return found, len(found) < len(rows)
+
+
+def _in_order(rows: list[tuple[int, str]], queues: Sequence[str] | None) -> list[tuple[int, str]]:
+    """Return queues in the order to look.
 
     The caller's order is kept; without one they start at a random place, so
     that none starves behind another.
     """
-    rows: list[tuple[int, str]] = connection.execute(SQL["claim_queues"]).fetchall()
     if queues is None:
         if len(rows) > 1:
             # Fairness, not secrecy.
@@ -56,9 +60,13 @@ def candidates(
     return [by_name[name] for name in queues if name in by_name]
 
 
-def parked_wait(connection: sqlite3.Connection, request: ClaimRequest) -> bool:
-    """Whether jobs were set aside for want of a handler that this claimer has."""
-    return _parked_tasks(connection, request) is not None
+def anything(connection: sqlite3.Connection, request: ClaimRequest) -> bool:
+    """Whether this claimer would find something."""
+    ready, aside = _waiting(connection)
+    if _in_order(ready, request.queues):
+        return True
+    # Set aside for want of a handler, which this claimer may have.
+    return aside and _parked_tasks(connection, request) is not None
 
 
 def _parked_tasks(connection: sqlite3.Connection, request: ClaimRequest) -> str | None:
@@ -89,14 +97,16 @@ def claim(
 
     `ids` learns the numbers of the queues that were claimed from.
     """
-    if (parked := _parked_tasks(connection, request)) is not None:
+    ready, aside = _waiting(connection)
+    if aside and (parked := _parked_tasks(connection, request)) is not None:
         tasks = {"tasks": parked}
         for queue_id, task, number in connection.execute(SQL["claim_parked_count"], tasks):
             # Read in this transaction: with these jobs gone, none is left.
             tally.add(queue_id, task, stats.PARKED, "", -number)
         connection.execute(SQL["claim_unpark"], tasks)
+        ready, _ = _waiting(connection)
     taken: Taken = []
-    for queue_id, name in candidates(connection, request.queues):
+    for queue_id, name in _in_order(ready, request.queues):
         for _ in range(LOOKS_MAX):
             wanted = request.limit - len(taken)
             if wanted <= 0:
