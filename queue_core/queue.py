@@ -188,7 +188,9 @@ class Queue(Claiming[T]):
         `timeout` seconds at most. Inside `transaction()` pass what it yielded as `tx`.
 
         Raises PayloadInvalid, PayloadTooLarge, IdempotencyConflict, QueueFull,
-        QueueBusy and the DatabaseErrors; nothing is stored then.
+        QueueBusy and the DatabaseErrors; nothing is stored then. Only after
+        DurabilityUnknown, or what a signal's handler raised (KeyboardInterrupt),
+        it may be: put it again with the same `key`, or look for it.
         """
         terms = self._terms(delay, priority, task, headers, expires, group, max_attempts)
         wait = block or timeout is not None

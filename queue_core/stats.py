@@ -59,7 +59,8 @@ LATENCY: Final = "job_latency_seconds"
 ATTEMPTS: Final = "job_attempts"
 """Histogram: attempts a job had taken when it reached its end."""
 LOCK_WAIT: Final = "lock_wait_seconds"
-"""Histogram by operation: waiting for the write lock, given up or not."""
+"""Histogram by operation: waiting for the write lock, given up or not; a put that another process
+stored had waited until it was told."""
 LOCK_HOLD: Final = "lock_hold_seconds"
 """Histogram by operation: holding the write lock."""
 

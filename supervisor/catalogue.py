@@ -139,7 +139,7 @@ CATALOGUE: Final[tuple[Family, ...]] = (
             kind="histogram"),
     _stored(stats.ATTEMPTS, "Attempts a job had taken when it reached its end.", _PAIR,
             kind="histogram"),
-    _stored(stats.LOCK_WAIT, "Time waited for the write lock, by every process of this database.",
+    _stored(stats.LOCK_WAIT, "Time waited for the write lock, or to be stored by who held it.",
             ("op",), stats.OPERATIONS, kind="histogram"),
     _stored(stats.LOCK_HOLD, "Time the write lock was held, by every process of this database.",
             ("op",), stats.OPERATIONS, kind="histogram"),

@@ -59,7 +59,8 @@ class SqliteEngine(SqlitePut):
         if not jobs:
             return []
         try:
-            return self._put(queue, jobs)
+            # Whoever asks again and again whether there is room would spoil others' puts.
+            return self._put(queue, jobs, shares=not quiet)
         except (QueueFull, IdempotencyConflict) as error:
             if not quiet:
                 self._reject(queue, jobs, "full" if isinstance(error, QueueFull) else "conflict")

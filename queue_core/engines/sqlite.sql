@@ -310,11 +310,12 @@ WHERE queue = 0 AND task = '' AND name = 'sequence' AND label = ''
 RETURNING value;
 
 -- name: put_batch
-SELECT value FROM stat WHERE queue = 0 AND task = '' AND name = 'put_batch' AND label = '';
+SELECT value FROM stat
+WHERE queue = 0 AND task = '' AND name = 'put_batch' AND label = :board;
 
 -- name: put_batch_next
--- returns the number of a transaction that stores the puts of several processes.
-INSERT INTO stat (queue, task, name, label, value) VALUES (0, '', 'put_batch', '', 1)
+-- returns the number of a transaction that stores what several processes show on a board.
+INSERT INTO stat (queue, task, name, label, value) VALUES (0, '', 'put_batch', :board, 1)
 ON CONFLICT (queue, task, name, label) DO UPDATE SET value = value + 1
 RETURNING value;
 

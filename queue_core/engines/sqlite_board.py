@@ -20,6 +20,8 @@ import os
 import select
 import stat
 import struct
+import sys
+import tempfile
 import threading
 import zlib
 from collections.abc import Sequence
@@ -46,6 +48,9 @@ _ANSWER: Final = struct.Struct("=Q")  # number and kind
 _MARK_AT: Final = 24
 _ANSWER_AT: Final = 48
 _HEAD_BYTES: Final = SEATS * _SEAT.size
+_BOARD_BYTES: Final = _HEAD_BYTES + SEATS * BODY_BYTES_MAX
+_TOKEN_AT: Final = 56
+"""The last word of the first seat."""
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIPE_BYTES: Final = 64
 _REQUESTS: Final = 2**56
@@ -94,7 +99,10 @@ class Board:
         self.taken = False
         self._poll = select.poll()
         self._callable: dict[int, int] = {}
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal's handler may put while its thread is in here
+        self.token = ""
+        """What numbers of transactions belong to: each board counts its own."""
+        self._posted = False
         self._absent_until_us = self._full_until_us = 0
 
     # ------------------------------------------------------------ who waits
@@ -112,6 +120,7 @@ class Board:
             os.pwrite(self._fd, body, _HEAD_BYTES + self._seat * BODY_BYTES_MAX)
             words = _REQUEST.pack(self._request, self._stamped_us, size)
             os.pwrite(self._fd, words, self._seat * _SEAT.size)
+            self._posted = True
         except OSError:
             self.close()
             return False
@@ -137,11 +146,23 @@ class Board:
         now_us = self._clock.monotonic_us()
         if now_us - self._stamped_us > _STAMP_US:
             self._stamped_us = now_us
-            os.pwrite(self._fd, now_us.to_bytes(8, "little"), self._seat * _SEAT.size + 8)
+            os.pwrite(self._fd, now_us.to_bytes(8, sys.byteorder), self._seat * _SEAT.size + 8)
 
     def withdraw(self) -> None:
         """Take the request back; `mark` tells whether somebody was faster. Raises OSError."""
-        os.pwrite(self._fd, bytes(8), self._seat * _SEAT.size)
+        if self._posted:
+            self._posted = False
+            os.pwrite(self._fd, bytes(8), self._seat * _SEAT.size)
+
+    def unseat(self) -> None:
+        """Leave the seat to others, and close the pipes."""
+        with self._guard:
+            fds = {self._pipe, *self._callable.values()} - {-1}
+            self._seat = self._pipe = -1
+            self._callable = {}
+            self._poll = select.poll()
+            for fd in fds:
+                os.close(fd)
 
     def mark(self) -> tuple[int, int]:
         """Return the number of the transaction that took our request, 0 for none, and the value.
@@ -151,10 +172,6 @@ class Board:
         words = self._own()
         return (words[4], words[5]) if words[3] == self._request else (0, 0)
 
-    def gone(self) -> bool:
-        """Whether the board was removed, so that marks on it may be another board's numbers."""
-        return os.fstat(self._fd).st_nlink == 0
-
     # ------------------------------------------------------------ who leads
 
     def posted(self) -> list[Posted]:
@@ -163,7 +180,7 @@ class Board:
         try:
             if self._fd < 0 and not self._opened(create=False):
                 return found
-            head = os.pread(self._fd, _HEAD_BYTES, 0)
+            head = self._head()
             if not (asking := _asking(head)):
                 return found
             now_us = self._clock.monotonic_us()
@@ -193,7 +210,7 @@ class Board:
         for one, value in zip(posted, values, strict=True):
             words = _MARK.pack(one.request, generation, value)
             os.pwrite(self._fd, words, one.seat * _SEAT.size + _MARK_AT)
-        head = memoryview(os.pread(self._fd, _HEAD_BYTES, 0)).cast("Q")
+        head = memoryview(self._head()).cast("Q")
         return all(head[one.seat * 8] == one.request for one in posted)
 
     def forget(self, posted: Sequence[Posted]) -> None:
@@ -229,14 +246,13 @@ class Board:
         if self._fd < 0:
             return
         with self._guard, contextlib.suppress(OSError):
-            head = os.pread(self._fd, _HEAD_BYTES, 0)
+            head = self._head()
             if not (asking := _asking(head)):
                 return
             words = memoryview(head).cast("Q")
             ours = {one.request for one in taken}
-            behind = [
-                seat for seat in asking if seat > self._seat
-            ]  # first, so that each has its turn
+            # Those behind our own seat first, so that each has its turn.
+            behind = [seat for seat in asking if seat > self._seat]
             for seat in behind + asking:
                 request = words[seat * 8]
                 if request not in ours and words[seat * 8 + 6] >> 2 != request:
@@ -248,21 +264,32 @@ class Board:
     def close(self) -> None:
         """Give the seat up and close everything; it opens when next used."""
         with self._guard:
-            fds = {self._fd, self._pipe, *self._callable.values()} - {-1}
-            self._fd = self._seat = self._pipe = -1
-            self._request = 0
-            self._callable = {}
-            self._poll = select.poll()
-            for fd in fds:
+            with contextlib.suppress(OSError):
+                self.withdraw()
+            self.unseat()
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
                 os.close(fd)
 
     def abandon(self) -> None:
         """In a forked child: close what was inherited; the seat stays the parent's."""
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
+        self._posted = False
         self.close()
 
     def _own(self) -> tuple[int, ...]:
-        return _SEAT.unpack(os.pread(self._fd, _SEAT.size, self._seat * _SEAT.size))
+        if self._seat < 0:
+            raise OSError(0, "the queue was closed meanwhile")
+        words = os.pread(self._fd, _SEAT.size, self._seat * _SEAT.size)
+        if len(words) < _SEAT.size:
+            raise OSError(0, "the board was cut short")
+        return _SEAT.unpack(words)
+
+    def _head(self) -> bytes:
+        head = os.pread(self._fd, _HEAD_BYTES, 0)
+        if len(head) < _HEAD_BYTES:
+            raise OSError(0, "the board was cut short")
+        return head
 
     def _opened(self, *, create: bool) -> bool:
         if self._fd >= 0:
@@ -277,26 +304,37 @@ class Board:
             if not create:
                 self._absent_until_us = self._clock.monotonic_us() + ABSENT_US
                 return False
-            with contextlib.suppress(FileExistsError):
-                self._folder.mkdir(mode=0o700)
-            for old in self._folder.glob("board*"):  # of another boot or version
-                if old != self._path:
-                    old.unlink(missing_ok=True)
-            fd = os.open(self._path, _FLAGS | os.O_CREAT, 0o600)
+            self._make()
+            fd = os.open(self._path, _FLAGS)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(0, "is not a file")
-            os.ftruncate(fd, _HEAD_BYTES + SEATS * BODY_BYTES_MAX)
+            os.ftruncate(fd, _BOARD_BYTES)
+            self.token = os.pread(fd, 8, _TOKEN_AT).hex()
         except BaseException:
             os.close(fd)
             raise
         self._fd = fd
         return True
 
+    def _make(self) -> None:
+        """Make the board, unless somebody is faster; whoever sees it sees it with its token."""
+        with contextlib.suppress(FileExistsError):
+            self._folder.mkdir(mode=0o700)
+        for old in self._folder.glob("board*"):  # of another boot or version
+            if old != self._path:
+                old.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".board") as made:  # 0600
+            os.pwrite(made.fileno(), os.urandom(8), _TOKEN_AT)
+            with contextlib.suppress(FileExistsError):
+                os.link(made.name, self._path)
+
     def _seated(self) -> bool:
         """Whether we have a seat; else look for one that nobody has locked."""
         if self._seat >= 0:
-            return True
+            if os.fstat(self._pipe).st_nlink:
+                return True
+            raise OSError(0, "its pipe was removed")
         if self._clock.monotonic_us() < self._full_until_us:
             return False
         for seat in range(SEATS):

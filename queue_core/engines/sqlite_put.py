@@ -21,7 +21,7 @@ from queue_core.stats import Tally
 class SqlitePut(SqliteMaintenance):
     """The engine's ways to store new jobs."""
 
-    def _put(self, queue: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    def _put(self, queue: str, jobs: Sequence[NewJob], *, shares: bool) -> list[Enqueued]:
         """Store jobs in a transaction of our own, or in that of a process that puts as well."""
 
         def store(
@@ -29,11 +29,11 @@ class SqlitePut(SqliteMaintenance):
         ) -> tuple[Stored, list[int]]:
             return self._store(connection, queue, jobs, bodies)
 
-        if self._file.shares and sqlite_enqueue.fits_a_board(jobs):
+        if shares and self._file.shares and sqlite_enqueue.fits_a_board(jobs):
             done = self._file.put(
                 lambda: sqlite_enqueue.packed(queue, jobs[0]),
                 store,
-                ring=lambda stored: self._ring(stored.ready),
+                ring=lambda stored: self._ring([queue] if stored is None else stored.ready),
             )
             return [sqlite_enqueue.result_of(done)] if isinstance(done, int) else done.results
         alone, _ = self._file.write(

@@ -26,7 +26,7 @@ from queue_core.engines import deferral, sqlite_faults
 from queue_core.engines.sql import SQL
 from queue_core.engines.sqlite_board import Answer, Board, Posted
 from queue_core.engines.sqlite_file import SqliteFile
-from queue_core.errors import DurabilityUnknown, IdempotencyConflict, QueueBusy, QueueFull
+from queue_core.errors import DurabilityUnknown, IdempotencyConflict, QueueError, QueueFull
 
 T = TypeVar("T")
 _yield: Final[Callable[[], object]] = getattr(os, "sched_yield", lambda: None)  # not on macOS
@@ -38,12 +38,10 @@ PAUSE_MS_MAX: Final = 8
 """A call comes sooner; this is for those who hold the lock for something else, and the dead."""
 TAKEN_MS: Final = 20
 """What a put that was taken waits for the answer, before it looks whether who took it is dead."""
-GONE_MS: Final = 1000
-"""The same where the board was removed, and only its answer can tell."""
 YIELDS: Final = 2
 """Times that a put lets others run before it tries the lock, while it meets others there."""
 COMPANY_PUTS: Final = 16
-"""Puts after the last one in company for which others are expected."""
+"""Puts after the last one in company for which others are expected; twice that, a seat is kept."""
 _WITHDRAW_SECONDS: Final = 0.005
 """What a leader may need between its mark and its second look, when a put's time is up."""
 
@@ -57,7 +55,8 @@ class _NotTogether(Exception):
 
 
 _SPOILING: Final = (
-    sqlite3.IntegrityError, QueueFull, IdempotencyConflict, ValueError, TypeError, OSError,
+    sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, QueueFull,
+    IdempotencyConflict, ValueError, TypeError, OverflowError, RecursionError, OSError,
 )  # fmt: skip
 
 
@@ -68,6 +67,7 @@ class SharedFile(SqliteFile):
         super().__init__(path, **options)
         self._board = Board(bells, clock)
         self._company = 0
+        self._waiting = False  # a signal's handler may put while its own thread waits
 
     @property
     def shares(self) -> bool:
@@ -75,18 +75,21 @@ class SharedFile(SqliteFile):
         return self.durability == "full" and self._lock is not None
 
     def put(
-        self, body: Callable[[], bytes], work: Work[T], *, ring: Callable[[T], None]
+        self, body: Callable[[], bytes], work: Work[T], *, ring: Callable[[T | None], None]
     ) -> T | int:
         """Store one put, or have it stored; return the work's own result, or the answer's value.
 
-        Durable on return. `body` makes all that another process needs to store it. Raises what
-        `write` raises, and DurabilityUnknown when whoever took it cannot be asked any more.
+        Durable on return. `body` makes all that another process needs to store it. `ring` gets the
+        result, None where somebody dead had stored it. Raises what `write` raises, and
+        DurabilityUnknown when whoever took it cannot be asked any more.
         """
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline):
             connection = self._ready(deadline)
             answered = self._lock_or_answer(connection, body, deadline)
             if answered is not None:
+                if answered[0] is None:  # who stored it died, perhaps before it rang
+                    ring(None)
                 return self._sure(*answered)
             taken: Sequence[Posted] = ()
             try:
@@ -94,19 +97,26 @@ class SharedFile(SqliteFile):
             finally:
                 self._release_lock()
                 self._board.call_next(taken)
-            self._company = COMPANY_PUTS if taken else max(0, self._company - 1)
+            self._alone_again(taken)
             ticket = self._commits
-        told = Answer.UNSURE
         try:
             ring(result)
         finally:  # a signal's handler may raise in it
             try:
                 self.flush(ticket)
-                told = Answer.STORED
-            finally:
-                self._board.answer(taken, told)
+            except DurabilityUnknown:
+                self._board.answer(taken, Answer.UNSURE)
+                raise
+            self._board.answer(taken, Answer.STORED)
         self._relieve(ticket)
         return result
+
+    def _alone_again(self, taken: Sequence[Posted]) -> None:
+        """Expect company, or after a while none any more; the seats are few."""
+        self._company = COMPANY_PUTS if taken else self._company - 1
+        if self._company <= -COMPANY_PUTS:
+            self._company = 0
+            self._board.unseat()
 
     def _sure(self, answer: Answer | None, value: int) -> int:
         if answer is Answer.UNSURE:
@@ -126,9 +136,11 @@ class SharedFile(SqliteFile):
     ) -> tuple[Answer | None, int] | None:
         """Take the lock and return None, or be answered: how, None for "committed", and what."""
         began_ns = time.monotonic_ns()
-        if (not self._company and self._try_lock()) or not self._board.post(body()):
+        alone = self._waiting or (self._company <= 0 and self._try_lock())
+        if alone or not self._board.post(body()):
             self._take_lock(deadline, "enqueue", began_ns)
             return None
+        self._waiting = True
         try:
             try:
                 if (found := self._await(deadline)) is not None:
@@ -137,13 +149,14 @@ class SharedFile(SqliteFile):
                 self._take_lock(deadline, "enqueue", began_ns)
                 # Nobody can take it from here on, or give the number of its mark anew.
                 return self._told(lambda: self._taken_before(connection), deadline)
-            except QueueBusy:
+            except QueueError:
                 self._board.withdraw()
                 time.sleep(_WITHDRAW_SECONDS)
                 if self._board.mark()[0]:
                     raise self._unknown("another process had begun to store it") from None
                 raise
             finally:
+                self._waiting = False
                 self._board.withdraw()
         except BaseException as error:
             self._release_lock()
@@ -163,7 +176,7 @@ class SharedFile(SqliteFile):
         In company others are let run first: where they outnumber the processors each of them
         would lead a transaction of its own, and flush it; so they come to what is led next.
         """
-        for _ in range(YIELDS if self._company else 0):
+        for _ in range(YIELDS if self._company > 0 else 0):
             _yield()
         pause_ms, patience = 0, True
         while True:
@@ -179,19 +192,12 @@ class SharedFile(SqliteFile):
                 return None
             pause_ms = min(pause_ms * 2, PAUSE_MS_MAX) or PAUSE_MS
 
-    def _taken_before(self, connection: sqlite3.Connection) -> tuple[Answer | None, int] | None:
+    def _taken_before(self, connection: sqlite3.Connection) -> tuple[None, int] | None:
         """Return the value of our request if one who is dead now has committed it."""
         generation, value = self._board.mark()
         if not generation:
             return None
-        if self._board.gone():  # and numbers of another board tell nothing of this one
-            if (answer := self._board.wait(GONE_MS)) is None:
-                raise self._unknown("its folder of bells was removed")
-            if answer[0] is Answer.REFUSED:
-                return None
-            self._release_lock()
-            return answer
-        reached = connection.execute(SQL["put_batch"]).fetchone()
+        reached = connection.execute(SQL["put_batch"], {"board": self._board.token}).fetchone()
         if reached is None or reached[0] < generation:
             return None
         self._release_lock()
@@ -227,12 +233,14 @@ class SharedFile(SqliteFile):
     def _together(
         self, connection: sqlite3.Connection, work: Work[T], posted: Sequence[Posted]
     ) -> tuple[T, Sequence[Posted]]:
-        generation = connection.execute(SQL["put_batch_next"]).fetchone()[0]
+        generation = connection.execute(
+            SQL["put_batch_next"], {"board": self._board.token}
+        ).fetchone()[0]
         # Marks below it are of transactions that stand: theirs are stored, and only not told.
         open_ = [one for one in posted if not 0 < one.generation < generation]
-        self._board.forget([one for one in open_ if not one.fresh])
         taken = [one for one in open_ if one.fresh]
         try:
+            self._board.forget([one for one in open_ if not one.fresh])
             own, values = work(connection, [one.body for one in taken])
             whole = self._board.take(taken, values, generation)
         except _SPOILING as error:  # before the commit: nothing of it stands

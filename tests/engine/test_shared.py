@@ -10,7 +10,7 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 
 from queue_core import DurabilityUnknown, IdempotencyConflict, Queue, QueueBusy, QueueFull
 from queue_core.clock import SystemClock
-from queue_core.engines import sqlite_board, sqlite_enqueue, sqlite_shared
+from queue_core.engines import sqlite_board, sqlite_enqueue, sqlite_log, sqlite_shared
 from queue_core.engines.sqlite_board import Answer, Board, Posted
 from queue_core.engines.sqlite_shared import SharedFile
 from queue_core.job import NewJob
@@ -66,9 +66,16 @@ class Stage:
         self._waiting = 0
 
     def child(
-        self, payload: str, before: Callable[[], object] = lambda: None, **options: Any
+        self,
+        payload: str,
+        before: Callable[[], object] = lambda: None,
+        during: Callable[[Queue[Any]], object] = lambda _: None,
+        **options: Any,
     ) -> int:
-        """Put in a child, which tells what came of it."""
+        """Put in a child, which tells what came of it.
+
+        `before` is called before it opens the database, `during` with its queue before it puts.
+        """
 
         def work() -> None:
             before()
@@ -80,11 +87,22 @@ class Stage:
             os.write(self._opened_writer, b"o")
             assert os.read(self._go_reader, 1) == b"g"
             told: dict[str, Any] = {"payload": payload}
+            flushes: list[int] = []
+            sync_data = sqlite_log.sync_data
+
+            def counted(descriptor: int) -> None:
+                sync_data(descriptor)
+                flushes.append(descriptor)
+
+            sqlite_log.sync_data = counted
+            during(queue)
             try:
                 job_id = queue.put(payload, **options)
                 told |= {"id": int(job_id), "duplicate": job_id.duplicate}
             except (QueueBusy, QueueFull, IdempotencyConflict, DurabilityUnknown) as error:
                 told["error"] = type(error).__name__
+            told["flushes"] = len(flushes)
+            told["held"] = queue.engine._file._lock.held  # type: ignore[attr-defined]
             os.write(self._writer, json.dumps(told).encode() + b"\n")
 
         self._waiting += 1
@@ -92,20 +110,29 @@ class Stage:
 
     def waits(self, number: int) -> list[Posted]:
         """Wait until so many requests are on the board, and return them."""
-        wait_until(lambda: len(self.board.posted()) >= number, what=f"{number} wait at the board")
+        wait_until(lambda: len(self.posted()) >= number, what=f"{number} wait at the board")
+        return self.posted()
+
+    def posted(self) -> list[Posted]:
+        """Return what is on the board, also if it was not there a moment ago."""
+        self.board._absent_until_us = 0
         return self.board.posted()
 
     def told(self) -> Results:
         """Return what children told."""
         os.close(self._writer)
         with os.fdopen(self._reader) as lines:
-            return [json.loads(line) for line in lines]
+            told = [json.loads(line) for line in lines]
+        assert not any(one["held"] for one in told), "a put left with the lock"
+        return told
 
     def stored(self) -> Counter[str]:
         """Return how often each payload is stored."""
         with closing(sqlite3.connect(self.database)) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            rows = connection.execute("SELECT payload FROM job").fetchall()
+            rows = connection.execute(
+                "SELECT coalesce(job.payload, body.payload) FROM job LEFT JOIN body USING (id)"
+            ).fetchall()
         return Counter(json.loads(text) for (text,) in rows)
 
     def batches(self) -> int:
@@ -227,6 +254,47 @@ def test_a_request_that_cannot_be_stored_spoils_no_other(stage: Stage, body: byt
     assert stage.stored().total() == 4
 
 
+def test_the_bell_of_each_queue_rings(stage: Stage) -> None:
+    """Whoever stores for others wakes those who wait for them, too."""
+    queues = [Queue[str](stage.database, name) for name in ("a", "b", "c")]
+    for queue in queues:
+        queue.put("so that it has a number")
+        queue.engine.listen([queue.name])
+    bells = [queue.engine._bell for queue in queues]  # type: ignore[attr-defined]
+    for bell, queue in zip(bells, queues, strict=True):
+        bell.wait([queue.name], 0)
+    pids = [stage.child("job", queue=queue.name) for queue in queues]
+    with stage.locked():
+        pass
+    assert exit_codes(pids) == [0] * 3
+    rang = [bell.wait([queue.name], 5) for bell, queue in zip(bells, queues, strict=True)]
+    assert rang == [True] * 3
+
+
+@pytest.mark.parametrize("bytes_", [2047, 2048, 2049, 3900, 10_000])
+def test_a_put_of_any_size_is_stored(stage: Stage, bytes_: int) -> None:
+    """What does not fit on the board waits for the lock itself."""
+    pids = [
+        stage.child("x" * (bytes_ - 2)),
+        stage.child("small", headers={"long": "y" * (bytes_ - 40)}),
+    ]
+    with stage.locked(0):
+        pass
+    assert exit_codes(pids) == [0, 0]
+    right(stage, stage.told())
+
+
+def test_what_was_put_together_is_counted_once(stage: Stage) -> None:
+    """Numbers of a shared transaction are those of as many transactions."""
+    pids = [stage.child(f"job {number}") for number in range(4)]
+    with stage.locked():
+        pass
+    assert exit_codes(pids) == [0] * 4
+    counters = Queue[str](stage.database, QUEUE).engine.snapshot().counters
+    assert counters["jobs_enqueued_total", QUEUE, QUEUE, ""] == 5
+    assert not [at for at in counters if at[0] == "put_batch"]
+
+
 # --- deaths -------------------------------------------------------------------------------------
 
 
@@ -290,6 +358,8 @@ def test_a_leader_that_dies_leaves_every_other_put_stored_once(
     told = stage.told()
     assert len(told) == 4
     right(stage, told)
+    if step in ("committed", "released"):
+        assert all(one["flushes"] for one in told), "a put returned that nobody had flushed"
 
 
 def test_what_is_committed_and_not_yet_told_is_not_refused(stage: Stage, tmp_path: Path) -> None:
@@ -437,6 +507,85 @@ def test_a_leader_whose_flush_fails_tells_those_it_took_along(stage: Stage) -> N
     assert [one["error"] for one in stage.told()] == ["DurabilityUnknown"] * 3
 
 
+def test_what_interrupts_a_leaders_flush_is_no_trouble_of_others(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """A soft timeout or Ctrl-C strikes one process; the others' puts are stored, and say so."""
+
+    def interrupted() -> None:
+        flush = SharedFile.flush
+
+        def struck(self: SharedFile, *given: Any) -> None:
+            with suppress(FileExistsError):
+                os.close(os.open(tmp_path / "struck", os.O_CREAT | os.O_EXCL))
+                raise KeyboardInterrupt
+            flush(self, *given)
+
+        setattr(SharedFile, "flush", struck)  # noqa: B010 - a method
+
+    pids = [stage.child(f"job {number}", before=interrupted) for number in range(4)]
+    with stage.locked():
+        pass
+    assert sorted(exit_codes(pids)) == [0, 0, 0, 1]
+    told = stage.told()
+    assert [one for one in told if "error" in one] == []
+    assert len(told) == 3
+    right(stage, told)
+
+
+# --- signals ------------------------------------------------------------------------------------
+
+
+def on_alarm(act: Callable[[Queue[Any]], object]) -> Callable[[Queue[Any]], None]:
+    """Return what makes a child act in a signal's handler, while its put waits."""
+
+    def arrange(queue: Queue[Any]) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: act(queue))
+
+    return arrange
+
+
+def test_a_handler_may_put_while_a_put_waits(stage: Stage, tmp_path: Path) -> None:
+    """The inner put is not on the board, where it would take the outer one's place and answer."""
+
+    def inner(queue: Queue[Any]) -> None:
+        (tmp_path / "inner").write_text(str(int(queue.put("inner"))))
+
+    def led_by_others() -> None:
+        setattr(SharedFile, "_try_lock", lambda _: False)  # noqa: B010 - a method
+
+    pids = [
+        stage.child("outer", before=led_by_others, during=on_alarm(inner)),
+        stage.child("leader"),
+    ]
+    with stage.locked():
+        os.kill(pids[0], signal.SIGALRM)
+    assert exit_codes(pids) == [0, 0]
+    told = stage.told()
+    assert int((tmp_path / "inner").read_text()) not in {one["id"] for one in told}
+    assert stage.stored() == Counter(["first", "outer", "inner", "leader"])
+    right(stage, told)
+
+
+def test_a_handler_may_close_while_a_put_waits(stage: Stage, tmp_path: Path) -> None:
+    """Nothing of the put stays on the board, to be stored behind its owner's back."""
+
+    def close(queue: Queue[Any]) -> None:
+        (tmp_path / "closing").touch()
+        queue.close()
+
+    pid = stage.child("closed", during=on_alarm(close))
+    with stage.locked():
+        os.kill(pid, signal.SIGALRM)
+        wait_until((tmp_path / "closing").exists)
+        wait_until(lambda: not stage.posted(), what="its request is withdrawn")
+    assert exit_codes([pid]) == [0]
+    (told,) = stage.told()
+    assert told["error"] == "DurabilityUnknown"
+    Queue[str](stage.database, QUEUE).put("after")
+    assert stage.stored()["closed"] == 0
+
+
 # --- the folder ---------------------------------------------------------------------------------
 
 
@@ -497,6 +646,91 @@ def test_a_removed_folder_costs_no_put(stage: Stage) -> None:
     told = stage.told()
     assert [one for one in told if "error" in one] == []
     right(stage, told)
+
+
+def test_a_folder_that_was_moved_away_makes_no_put_look_stored(stage: Stage) -> None:
+    """Each board counts its own transactions: the numbers of another mean nothing to its marks."""
+    pid = stage.child("marked")
+    with stage.locked() as posted:
+        assert stage.board.take(posted, [99], 1)  # and so it died
+        os.kill(pid, signal.SIGSTOP)
+        bells = Path(f"{stage.database}.bells")
+        bells.rename(bells.with_suffix(".old"))
+    others = [stage.child(f"job {number}") for number in range(3)]
+    with stage.locked(0):
+        wait_until(bells.exists)
+    assert exit_codes(others) == [0] * 3
+    os.kill(pid, signal.SIGCONT)
+    assert exit_codes([pid]) == [0]
+    told = stage.told()
+    right(stage, told)
+    assert stage.stored()["marked"] == 1
+
+
+def test_a_removed_pipe_is_no_seat(tmp_path: Path) -> None:
+    """Another process would take the seat of that name, and each the other's answers."""
+    owner, other = (Board(tmp_path, SystemClock()) for _ in range(2))
+    assert owner.post(b"one")
+    owner.withdraw()
+    (tmp_path / "seat00").unlink()
+    assert other.post(b"other")
+    assert not owner.post(b"two")
+    assert owner.post(b"two")
+    assert sorted(one.body for one in other.posted()) == [b"other", b"two"]
+    assert len({one.seat for one in other.posted()}) == 2
+    owner.close()
+    other.close()
+
+
+@pytest.mark.parametrize("left", [0, 1000])
+def test_a_board_that_was_cut_short_costs_no_traceback(stage: Stage, left: int) -> None:
+    """Whoever waits there cannot know any more; everybody else goes on."""
+    pid = stage.child("waits")
+    with stage.locked():
+        os.truncate(stage.board._path, left)
+        stage.posted()
+    assert exit_codes([pid]) == [0]
+    Queue[str](stage.database, QUEUE).put("after")
+    (told,) = stage.told()
+    assert told.get("error") in (None, "DurabilityUnknown")
+    assert stage.stored()["after"] == 1
+
+
+def test_trouble_while_waiting_leaves_no_lock_behind(stage: Stage) -> None:
+    """A board that fails at the worst moment keeps nobody out."""
+
+    def broken() -> None:
+        def fail(_: Board) -> tuple[int, int]:
+            raise OSError(5, "the disk is gone")
+
+        setattr(Board, "mark", fail)  # noqa: B010 - a method
+
+    queues: list[Queue[Any]] = []
+    pid = stage.child("trouble", before=broken, during=queues.append)
+    with stage.locked():
+        pass
+    assert exit_codes([pid]) == [0]
+    (told,) = stage.told()
+    assert told["error"] == "DurabilityUnknown"
+    with Queue[str](stage.database, QUEUE, lock_timeout_seconds=1.0) as queue:
+        queue.put("after")
+
+
+def test_a_seat_is_left_when_there_is_no_company(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seats are few: a process that puts alone for a while holds none, and no pipe."""
+    monkeypatch.setattr(sqlite_shared, "COMPANY_PUTS", 2)
+    queue: Queue[str] = Queue(stage.database, QUEUE)
+    queue.counts()
+    board = queue.engine._file._board  # type: ignore[attr-defined]
+    assert board.post(b"rubbish")
+    board.withdraw()
+    assert board._seat >= 0
+    for number in range(6):
+        queue.put(f"job {number}")
+    assert board._seat == -1
+    assert board._pipe == -1
 
 
 # --- forks and threads --------------------------------------------------------------------------
