@@ -2,9 +2,11 @@
 
     python benchmarks/durability.py [--producers 8] [--seconds 3] [--rounds 5] [--json]
 
-Group commit is what `Queue` does: COMMIT with synchronous=NORMAL under the lock, give the lock
-back, flush the log. Its rival is the same engine with synchronous=FULL, where COMMIT flushes
-while the lock is held. Rounds are interleaved, and each figure is the median of its rounds.
+Group commit is what `Queue` does: puts that meet (one job each, up to 2 KB) are stored in one
+transaction, COMMIT with synchronous=NORMAL under the lock, which is given back before the one
+flush of the log. Its rival is the same engine with synchronous=FULL: each put has a transaction,
+whose COMMIT flushes while the lock is held. Rounds are interleaved, and each figure is the median
+of its rounds.
 """
 
 from __future__ import annotations

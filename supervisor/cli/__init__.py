@@ -29,13 +29,14 @@ def _open_standard_streams() -> None:
     """Point closed standard descriptors at nothing.
 
     The next file that is opened would get their number, and what is printed would be written
-    into it: a lock, a log, a database.
+    into it: a lock, a log, a database. What is executed from here inherits them.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(number, True)
     # The interpreter has None where it found no descriptor.
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)

@@ -158,6 +158,17 @@ class _Stored:
     ids: list[int] = field(default_factory=list)
     number: int = 0
     next_line: int = 1
+    unsure: tuple[int, int] | None = None
+    """The first and the last line of a batch of which nobody knows whether it is stored."""
+
+    @property
+    def advice(self) -> str:
+        """What to do about the lines that are not counted."""
+        if self.unsure is None:
+            return f"go on from line {self.next_line}"
+        first, last = self.unsure
+        lines = f"line {first}" if first == last else f"lines {first} to {last}"
+        return f"{lines} may be stored too: look before you put them again"
 
 
 def _put_lines(queue: Queue[Any], options: dict[str, Any], as_json: bool) -> None:
@@ -179,10 +190,13 @@ def _put_lines(queue: Queue[Any], options: dict[str, Any], as_json: bool) -> Non
         raise
     finally:
         if as_json and fault != "":
-            output.emit("put", queue=queue.name, stored=stored.number, ids=stored.ids, error=fault)
+            output.emit(
+                "put", queue=queue.name, stored=stored.number, ids=stored.ids,
+                lines_unsure=stored.unsure, error=fault,
+            )  # fmt: skip
         if fault is not None:
             done = output.counted(stored.number, "job")
-            output.say(f"stored {done}, then stopped; go on from line {stored.next_line}")
+            output.say(f"stored {done}, then stopped; {stored.advice}")
         elif not as_json:
             output.say(f"stored {output.counted(stored.number, 'job')}")
 
@@ -190,18 +204,35 @@ def _put_lines(queue: Queue[Any], options: dict[str, Any], as_json: bool) -> Non
 def _store(
     queue: Queue[Any], batch: _Batch, options: dict[str, Any], stored: _Stored, as_json: bool
 ) -> None:
-    from queue_core.errors import PayloadInvalid
+    """Store a batch and print its ids, also when Ctrl-C comes while it is stored.
 
+    Handlers are held back until the ids are taken in. In a wait they run all the same, and
+    what is raised there tells nothing: another process may have stored a job it was shown.
+    """
+    from queue_core.engines import deferral
+    from queue_core.errors import DurabilityUnknown, PayloadInvalid, QueueError
+
+    ids: list[JobId] = []
     try:
-        ids: list[JobId] = queue.put_many(batch.payloads, **options)
+        with deferral.held():
+            stored.unsure = batch.numbers[0], batch.numbers[-1]
+            try:
+                ids = queue.put_many(batch.payloads, **options)
+            except DurabilityUnknown:
+                raise
+            except QueueError:  # nothing is stored then
+                stored.unsure = None
+                raise
+            stored.number += len(ids)
+            stored.next_line = batch.numbers[-1] + 1
+            stored.unsure = None
+            if as_json:
+                stored.ids.extend(int(one) for one in ids)
     except PayloadInvalid as error:
         raise CommandFailed(f"{_culprit(batch, error)}; nothing of its batch was stored") from None
-    stored.number += len(ids)
-    stored.next_line = batch.numbers[-1] + 1
-    if as_json:
-        stored.ids.extend(int(one) for one in ids)
-    else:
-        output.lines([str(int(one)) for one in ids])
+    finally:
+        if ids and not as_json:
+            output.lines([str(int(one)) for one in ids])
 
 
 def _culprit(batch: _Batch, error: Exception) -> str:

@@ -31,7 +31,7 @@ from supervisor.cli import main
 from supervisor.slot import Kind, Slot, SlotState
 from supervisor.slots import SlotsError, SlotTable, find_slots, slots_path
 from tests.conftest import wait_until
-from tests.process.template import Copy, template
+from tests.process.template import Copy, let_go, template
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "HERDSMAN_TEST_SERVICE"
@@ -205,12 +205,12 @@ class Service:
         )  # fmt: skip
         self.config.write_text(text)
         self.process: subprocess.Popen[bytes] | Copy | None = None
+        self._started: list[subprocess.Popen[bytes] | Copy] = []
         self.prefix: tuple[str, ...] = ()
         self._mark = f"{os.getpid()}-{id(self)}-{time.monotonic_ns()}"
         self._began_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_A_SECOND)
         self._slots_path: Path | None = None
         self._tables: dict[int, SlotTable] = {}
-        self._sessions: list[int] = []
         self._queues: list[Queue[Any]] = []
 
     def teach(self, source: str) -> None:
@@ -245,7 +245,7 @@ class Service:
                     env=environ,
                     start_new_session=True,  # no terminal, and out of the test's own group
                 )  # fmt: skip
-        self._sessions.append(self.process.pid)
+        self._started.append(self.process)
         return self
 
     def started(self) -> Service:
@@ -292,13 +292,14 @@ class Service:
         environment of those that were only forked, a session is left by `setsid`.
         """
         wanted = f"{MARK}={self._mark}".encode()
+        sessions = {one.pid for one in self._started}
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
                 if fields[0] in "ZX" or int(fields[19]) < self._began_ticks:
                     continue  # ended, or older than the supervisor
-                ours = int(fields[3]) in self._sessions
+                ours = int(fields[3]) in sessions
                 if ours or wanted in Path(f"/proc/{name}/environ").read_bytes():
                     found.append(int(name))
         return found
@@ -310,9 +311,7 @@ class Service:
         for pid in self.all_processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
+        let_go(self._started)
         path = find_slots(self.database, self.instance)
         for left in [] if path is None else path.parent.glob(f"{path.name}*"):
             with contextlib.suppress(OSError):

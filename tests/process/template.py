@@ -16,6 +16,7 @@ import json
 import os
 import random
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,8 @@ import setproctitle
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_SECONDS = 30
 STANDARD = (0, 1, 2)
+LOST = -1000
+"""The exit code of a copy whose template is gone: no process has it."""
 
 # ---- the template's side --------------------------------------------------------------------
 
@@ -104,17 +107,23 @@ def answer_all(kind: str, requests: socket.socket) -> None:
         if not message:
             return
         order = json.loads(message)
-        reply: int | None
+        pid = 0
+        reply: int | None = None
         if "pid" in order:
-            pid, status = os.waitpid(order["pid"], os.WNOHANG)
-            reply = os.waitstatus_to_exitcode(status) if pid else None
+            ended, status = os.waitpid(order["pid"], os.WNOHANG)
+            reply = os.waitstatus_to_exitcode(status) if ended else None
         else:
-            reply = os.fork()
-            if reply == 0:
+            pid = reply = os.fork()
+            if pid == 0:
                 become(kind, order, descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
-        requests.send(json.dumps(reply).encode())
+        try:
+            requests.send(json.dumps(reply).encode())
+        except OSError:  # whoever asked waits no more, and was told of no copy
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+            return
 
 
 # ---- the test's side ------------------------------------------------------------------------
@@ -132,8 +141,9 @@ class Copy:
     def poll(self) -> int | None:
         """Return the exit code, None while it runs."""
         if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
-            self.returncode = self._template.ask({"pid": self.pid})
             os.close(self._ended)
+            self.returncode = LOST  # unless it is told
+            self.returncode = self._template.ask({"pid": self.pid})
         return self.returncode
 
     def wait(self, timeout: float) -> int:
@@ -160,10 +170,19 @@ class Template:
             )  # fmt: skip
 
     def ask(self, order: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
-        """Send one request, and return what is answered."""
+        """Send one request, and return what is answered.
+
+        Whatever goes wrong is its last: a late answer would be taken for the next one's.
+        """
         with self._lock:
-            socket.send_fds(self._ours, [json.dumps(order).encode()], descriptors)
-            return json.loads(self._ours.recv(1 << 16))
+            try:
+                socket.send_fds(self._ours, [json.dumps(order).encode()], descriptors)
+                if not (reply := self._ours.recv(1 << 16)):
+                    raise ConnectionError("the template has ended")
+                return json.loads(reply)
+            except BaseException:
+                self.end()
+                raise
 
     def start(
         self,
@@ -182,7 +201,9 @@ class Template:
             os.close(null)
 
     def end(self) -> None:
-        """End it: it has nobody left to answer to."""
+        """End it: it has nobody left to answer to. The next to ask for its kind gets another."""
+        for kind in [kind for kind, one in _made.items() if one is self]:
+            del _made[kind]
         self._ours.close()
 
 
@@ -198,8 +219,15 @@ def template(kind: str) -> Template:
 
 def end_all() -> None:
     """End the templates of this process."""
-    while _made:
-        _made.popitem()[1].end()
+    for one in list(_made.values()):
+        one.end()
+
+
+def let_go(started: Sequence[subprocess.Popen[bytes] | Copy]) -> None:
+    """Wait for supervisors that were killed, each of them, and for what watches them."""
+    for one in started:
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+            one.wait(5)
 
 
 if __name__ == "__main__":

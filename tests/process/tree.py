@@ -446,6 +446,7 @@ class Host:
         self.options = {"pools": [["a", 2, {}]], **options}
         self.configure()
         self.process: subprocess.Popen[bytes] | Copy | None = None
+        self._started: list[subprocess.Popen[bytes] | Copy] = []
         self._table: Any = None
         self._job = 0
 
@@ -476,6 +477,7 @@ class Host:
                     start_new_session=True,  # out of the test's own terminal and group
                     preexec_fn=take_terminal,
                 )  # fmt: skip
+        self._started.append(self.process)
         self._table = None
         return self
 
@@ -586,25 +588,26 @@ class Host:
         title lies over the environment of those that were only forked.
         """
         wanted = f"{MARK}={self.mark}".encode()
+        sessions = {one.pid for one in self._started}
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
                 if fields[0] in "ZX" or int(fields[19]) < self._began_ticks:
                     continue  # ended, or older than the supervisor
-                ours = int(fields[3]) == self.pid
+                ours = int(fields[3]) in sessions
                 if ours or wanted in Path(f"/proc/{name}/environ").read_bytes():
                     found.append(int(name))
         return found
 
     def clean(self) -> None:
         """Kill whatever is left."""
+        from tests.process.template import let_go
+
         for pid in self.all_processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
+        let_go(self._started)
 
 
 def alive(pid: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from queue_core import Queue
+from tests.conftest import wait_until
 from tests.surface.commands import ENVIRONMENT, document, herdsman
 
 
@@ -134,12 +137,12 @@ def test_the_json_document_of_many_says_how_far_it_came(tmp_path: Path, database
     done = herdsman("put", "q", "-", "-d", database, "--json", cwd=tmp_path, stdin="1\n2\n")
     assert document(done) == {
         "schema_version": 1, "command": "put", "queue": "q", "stored": 2, "ids": [1, 2],
-        "error": None,
+        "lines_unsure": None, "error": None,
     }  # fmt: skip
     done = herdsman("put", "q", "-", "-d", database, "--json", cwd=tmp_path, stdin="1\nx\n")
     assert done.returncode == 1
     found = document(done)
-    assert (found["stored"], found["ids"]) == (0, [])
+    assert (found["stored"], found["ids"], found["lines_unsure"]) == (0, [], None)
     assert "line 2 is not JSON" in found["error"]
 
 
@@ -164,6 +167,113 @@ def test_ctrl_c_while_reading_says_how_many_are_stored(tmp_path: Path, database:
         "stored 1000 jobs, then stopped; go on from line 1001", f"created the database {database}",
         "herdsman: interrupted",
     ]  # fmt: skip
+
+
+STRUCK = """
+import os, signal, sys
+from queue_core.engines import sqlite_enqueue, sqlite_log
+
+batches, enqueue, sync = 0, sqlite_enqueue.enqueue, sqlite_log.sync_data
+
+def counted(*args):
+    global batches
+    batches += 1
+    if batches == 2 and sys.argv[1] == "interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
+    return enqueue(*args)
+
+def synced(descriptor):
+    if batches == 2 and sys.argv[1] == "unflushed":
+        raise OSError(5, "Input/output error")
+    return sync(descriptor)
+
+sqlite_enqueue.enqueue, sqlite_log.sync_data = counted, synced
+from supervisor.cli import main
+
+main(sys.argv[2:])
+"""
+
+
+def make(database: Path) -> Path:
+    """Make a database, so that a command writes nothing but jobs."""
+    with Queue(database, "q") as queue:
+        queue.counts()
+    return database
+
+
+def struck(how: str, database: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    """Put 2,500 lines by a command that is struck while it stores the second thousand."""
+    arguments = ["put", "q", "-", "-d", str(make(database)), *map(str, args)]
+    return subprocess.run(
+        [sys.executable, "-P", "-c", STRUCK, how, *arguments],
+        cwd=database.parent, env=ENVIRONMENT, input="1\n" * 2500, text=True,
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def stored_in(database: Path) -> int:
+    """Count the jobs."""
+    with Queue(database, "q", create=False) as queue:
+        return queue.counts().ready
+
+
+def test_ctrl_c_while_a_batch_is_stored_names_the_line_to_go_on_from(
+    tmp_path: Path, database: Path
+) -> None:
+    """A batch that is stored all the same is counted, and its ids are printed."""
+    done = struck("interrupted", database)
+    assert (done.returncode, stored_in(database)) == (130, 2000)
+    assert done.stdout.split() == [str(number) for number in range(1, 2001)]
+    assert "stored 2000 jobs, then stopped; go on from line 2001" in done.stderr
+
+    found = document(struck("interrupted", tmp_path / "other.db", "--json"))
+    assert (found["stored"], len(found["ids"]), found["lines_unsure"]) == (2000, 2000, None)
+
+
+def test_lines_that_may_be_stored_or_not_are_named(tmp_path: Path, database: Path) -> None:
+    """After a failed flush nobody knows what a power cut leaves: no line to go on from is told."""
+    done = struck("unflushed", database)
+    assert (done.returncode, stored_in(database)) == (69, 2000)
+    assert len(done.stdout.split()) == 1000
+    assert (
+        "stored 1000 jobs, then stopped; lines 1001 to 2000 may be stored too: "
+        "look before you put them again\n"
+    ) in done.stderr
+
+    found = document(struck("unflushed", tmp_path / "other.db", "--json"))
+    assert (found["stored"], len(found["ids"])) == (1000, 1000)
+    assert found["lines_unsure"] == [1001, 2000]
+
+
+def has_open(pid: int, path: str) -> bool:
+    """Whether a process has a file open."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(link) == path:
+                return True
+    return False
+
+
+def test_ctrl_c_while_another_holds_the_lock_ends_it_at_once(
+    tmp_path: Path, database: Path
+) -> None:
+    """A single line may be taken along by who holds the lock: it is named as unsure."""
+    with open(f"{make(database)}.lock", "rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "supervisor", "put", "q", "-", "-d", str(database)],
+            cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.write("\n1\n")
+        process.stdin.close()
+        process.stdin = None
+        wait_until(lambda: has_open(process.pid, f"{database}.lock"), what="it comes to the lock")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)  # the lock's own deadline is 30 seconds
+    assert (process.returncode, out) == (130, "")
+    assert "stored 0 jobs, then stopped; line 2 may be stored too: look before" in err
 
 
 def test_a_progress_bar_is_drawn_on_a_terminal_and_the_ids_stay_apart(

@@ -289,6 +289,25 @@ def test_closed_standard_streams_neither_fail_a_command_nor_get_its_files_writte
     assert (tmp_path / "jobs.db.lock").read_bytes() == b""
 
 
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+def test_streams_that_stand_in_for_closed_ones_are_inherited(
+    tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    """What is executed later finds them too: its first file must not become its output."""
+    look = "import os; n = [os.path.exists(f'/proc/self/fd/{fd}') for fd in range(3)]; "
+    look += "open('seen', 'w').write(str(n))"
+    ask = (
+        f"import os; [os.close(fd) for fd in {closed}]; from supervisor import cli; "
+        f"cli._open_standard_streams(); os.execv({sys.executable!r}, "
+        f"{[sys.executable, '-c', look]!r})"
+    )
+    subprocess.run(
+        [sys.executable, "-P", "-c", ask], cwd=tmp_path, env=ENVIRONMENT, capture_output=True,
+        check=True, timeout=60,
+    )  # fmt: skip
+    assert (tmp_path / "seen").read_text() == "[True, True, True]"
+
+
 def test_a_database_that_is_none_is_a_fault_of_the_configuration(tmp_path: Path) -> None:
     """It names the file once, and says once what to do."""
     (tmp_path / "jobs.db").write_bytes(b"x" * 200)

@@ -380,7 +380,7 @@ def test_a_reader_that_goes_away_stops_no_job(make: Maker, how: str) -> None:
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=write,
         cwd=service.folder, env=ENVIRONMENT, start_new_session=True,
     )  # fmt: skip
-    service._sessions.append(service.process.pid)
+    service._started.append(service.process)
     os.close(write)
     queue = service.queue()
     good = queue.put_many(["nothing"] * 30)
