@@ -736,6 +736,30 @@ def test_a_seat_is_left_when_there_is_no_company(
 # --- forks and threads --------------------------------------------------------------------------
 
 
+def test_a_child_that_is_forked_in_a_transaction_has_no_seat(stage: Stage, fork: Fork) -> None:
+    """It closes what it inherited, and the seat stays its parent's."""
+    queue: Queue[str] = Queue(stage.database, QUEUE)
+    queue.counts()
+    board = queue.engine._file._board  # type: ignore[attr-defined]
+    assert board.post(b"rubbish")
+    bells = f"{stage.database}.bells/"
+
+    def child() -> None:
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):
+                assert not os.readlink(f"/proc/self/fd/{name}").startswith(bells)
+
+    with queue.transaction():
+        pid = fork(child)
+    assert exit_codes([pid]) == [0]
+    other = Board(Path(bells), SystemClock())
+    assert other.post(b"other")
+    assert other._seat != board._seat
+    other.close()
+    board.withdraw()
+    queue.close()
+
+
 def test_parent_child_and_threads_put_at_once(
     database: Path, fork: Fork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
