@@ -114,7 +114,7 @@ class SharedFile(SqliteFile):
     def _alone_again(self, taken: Sequence[Posted]) -> None:
         """Expect company, or after a while none any more; the seats are few."""
         self._company = COMPANY_PUTS if taken else self._company - 1
-        if self._company <= -COMPANY_PUTS:
+        if self._company <= -COMPANY_PUTS and not self._waiting:
             self._company = 0
             self._board.unseat()
 

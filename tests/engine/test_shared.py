@@ -547,8 +547,11 @@ def on_alarm(act: Callable[[Queue[Any]], object]) -> Callable[[Queue[Any]], None
 
 def test_a_handler_may_put_while_a_put_waits(stage: Stage, tmp_path: Path) -> None:
     """The inner put is not on the board, where it would take the outer one's place and answer."""
+    try_lock = SharedFile._try_lock
 
     def inner(queue: Queue[Any]) -> None:
+        if not queue.engine._file._waiting:  # type: ignore[attr-defined]
+            setattr(SharedFile, "_try_lock", try_lock)  # noqa: B010 - the outer one is over already
         (tmp_path / "inner").write_text(str(int(queue.put("inner"))))
 
     def led_by_others() -> None:
@@ -565,6 +568,23 @@ def test_a_handler_may_put_while_a_put_waits(stage: Stage, tmp_path: Path) -> No
     assert int((tmp_path / "inner").read_text()) not in {one["id"] for one in told}
     assert stage.stored() == Counter(["first", "outer", "inner", "leader"])
     right(stage, told)
+
+
+def test_a_handlers_put_leaves_the_seat_to_the_put_that_waits(stage: Stage) -> None:
+    """However many it puts: alone as they are, a seat would be given up after some of them."""
+
+    def inner(queue: Queue[Any]) -> None:
+        for number in range(3 * sqlite_shared.COMPANY_PUTS):
+            queue.put(f"inner {number}")
+
+    pid = stage.child("outer", during=on_alarm(inner))
+    with stage.locked():
+        os.kill(pid, signal.SIGALRM)
+    assert exit_codes([pid]) == [0]
+    (told,) = stage.told()
+    assert "error" not in told
+    assert stage.stored()["outer"] == 1
+    right(stage, [told])
 
 
 def test_a_handler_may_close_while_a_put_waits(stage: Stage, tmp_path: Path) -> None:
