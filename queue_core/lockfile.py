@@ -65,7 +65,7 @@ class FileLock:
         """
         if self.held:
             return True
-        deadline = time.monotonic() + timeout_seconds
+        deadline = 0.0
         wait: _Wait | None = None
         # A signal handler may raise after any call below, also between the kernel's yes and
         # the next line. CPython runs handlers only when a call returns, a function is entered
@@ -73,9 +73,10 @@ class FileLock:
         try:
             for renewed in (False, True):
                 fd = self._opened()
-                if self._helper.fds or not _try_lock(fd):
-                    if time.monotonic() >= deadline:
+                if self._helper.fds or not _try_lock(fd, _TRIES if timeout_seconds > 0 else 1):
+                    if timeout_seconds <= 0:
                         return False
+                    deadline = deadline or time.monotonic() + timeout_seconds
                     wait = _Wait()
                     if not self._queue_up(fd, wait, deadline):
                         return False
@@ -243,9 +244,9 @@ class _Helper:
             wait.ready.release()
 
 
-def _try_lock(fd: int) -> bool:
+def _try_lock(fd: int, tries: int = _TRIES) -> bool:
     """Try a few times at once: most holds last for less than a switch between threads."""
-    for _ in range(_TRIES):
+    for _ in range(tries):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -8,7 +8,8 @@ Words of a seat are written by pwrite, each word by one side only: request, stam
 owner; mark and answer by the leader, who holds the lock of the database. A leader killed at any
 moment leaves marks that the database itself tells true or untrue: see `Posted.generation`.
 
-Boundary: the file and its pipes alone; neither SQL nor the lock. Whatever fails here only means
+Boundary: what the file's words say; neither SQL nor the lock, and files and pipes are made and
+opened by `sqlite_seats`. Whatever fails here only means
 that nothing is shared. Not for several threads at once: its database's mutex is held.
 """
 
@@ -18,10 +19,8 @@ import contextlib
 import fcntl
 import os
 import select
-import stat
 import struct
 import sys
-import tempfile
 import threading
 import zlib
 from collections.abc import Sequence
@@ -30,10 +29,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from queue_core.clock import Clock
+from queue_core.engines import sqlite_seats
 
 SEATS: Final = 64
 """Processes that can wait at once; those over that wait for the lock itself."""
 BODY_BYTES_MAX: Final = 4096
+CHECK_US: Final = 500_000
+"""How often one who waits looks whether its board and pipe still have their names."""
 STALE_US: Final = 1_000_000
 """A request whose owner has not stamped it for so long is that of a process that died."""
 ABSENT_US: Final = 1_000_000
@@ -45,13 +47,13 @@ _SEAT: Final = struct.Struct("=8Q")
 _REQUEST: Final = struct.Struct("=3Q")  # number, stamp in microseconds, checksum and length
 _MARK: Final = struct.Struct("=3Q")  # number, generation, value
 _ANSWER: Final = struct.Struct("=Q")  # number and kind
+_STAMP_AT: Final = 8
 _MARK_AT: Final = 24
 _ANSWER_AT: Final = 48
 _HEAD_BYTES: Final = SEATS * _SEAT.size
 _BOARD_BYTES: Final = _HEAD_BYTES + SEATS * BODY_BYTES_MAX
 _TOKEN_AT: Final = 56
 """The last word of the first seat."""
-_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIPE_BYTES: Final = 64
 _REQUESTS: Final = 2**56
 _VERSION: Final = 1
@@ -95,7 +97,7 @@ class Board:
         self._path = folder / f"board{_VERSION}-{clock.boot_id()[:8]}"
         self._fd = -1
         self._seat, self._pipe = -1, -1
-        self._request, self._stamped_us = 0, 0
+        self._request, self._stamped_us, self._checked_us = 0, 0, -CHECK_US
         self.taken = False
         self._poll = select.poll()
         self._callable: dict[int, int] = {}
@@ -112,10 +114,11 @@ class Board:
         if len(body) > BODY_BYTES_MAX:
             return False
         try:
-            if not self._opened(create=True) or not self._seated():
+            now_us = self._clock.monotonic_us()
+            if not 0 <= now_us - self._checked_us < CHECK_US and not self._checked(now_us):
                 return False
             self._request = (self._request + 1) % _REQUESTS or 1
-            self._stamped_us = self._clock.monotonic_us()
+            self._stamped_us = now_us
             size = zlib.crc32(body) << 32 | len(body)
             os.pwrite(self._fd, body, _HEAD_BYTES + self._seat * BODY_BYTES_MAX)
             words = _REQUEST.pack(self._request, self._stamped_us, size)
@@ -142,11 +145,19 @@ class Board:
         self.taken = words[3] == self._request
         return None
 
+    def _checked(self, now_us: int) -> bool:
+        """Whether we have a seat, at the board that has its name now."""
+        if not self._opened(create=True) or not self._seated(now_us):
+            return False
+        self._checked_us = now_us
+        return True
+
     def _stamp(self) -> None:
         now_us = self._clock.monotonic_us()
         if now_us - self._stamped_us > _STAMP_US:
             self._stamped_us = now_us
-            os.pwrite(self._fd, now_us.to_bytes(8, sys.byteorder), self._seat * _SEAT.size + 8)
+            stamp = now_us.to_bytes(8, sys.byteorder)
+            os.pwrite(self._fd, stamp, self._seat * _SEAT.size + _STAMP_AT)
 
     def withdraw(self) -> None:
         """Take the request back; `mark` tells whether somebody was faster. Raises OSError."""
@@ -157,8 +168,12 @@ class Board:
     def unseat(self) -> None:
         """Leave the seat to others, and close the pipes."""
         with self._guard:
+            with contextlib.suppress(OSError):
+                if self._seat >= 0 and os.fstat(self._pipe).st_nlink:  # it may be had at once
+                    os.pwrite(self._fd, bytes(8), self._seat * _SEAT.size + _STAMP_AT)
             fds = {self._pipe, *self._callable.values()} - {-1}
             self._seat = self._pipe = -1
+            self._checked_us = -CHECK_US
             self._callable = {}
             self._poll = select.poll()
             for fd in fds:
@@ -237,9 +252,11 @@ class Board:
         with self._guard:
             for one in posted:
                 words = _ANSWER.pack(one.request << 2 | answer)
-                with contextlib.suppress(OSError):  # its owner finds out by itself
+                try:
                     os.pwrite(self._fd, words, one.seat * _SEAT.size + _ANSWER_AT)
                     self._call(one.seat)
+                except OSError:
+                    continue  # its owner finds out by itself
 
     def call_next(self, taken: Sequence[Posted]) -> None:
         """Wake one who waits and was not taken: the lock is free."""
@@ -275,6 +292,9 @@ class Board:
         """In a forked child: close what was inherited; the seat stays the parent's."""
         self._guard = threading.RLock()
         self._posted = False
+        pipe, self._seat, self._pipe = self._pipe, -1, -1
+        if pipe >= 0:
+            os.close(pipe)
         self.close()
 
     def _own(self) -> tuple[int, ...]:
@@ -298,47 +318,29 @@ class Board:
             self.close()
         if not create and self._clock.monotonic_us() < self._absent_until_us:
             return False
-        try:
-            fd = os.open(self._path, _FLAGS)
-        except FileNotFoundError:
-            if not create:
-                self._absent_until_us = self._clock.monotonic_us() + ABSENT_US
-                return False
-            self._make()
-            fd = os.open(self._path, _FLAGS)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(0, "is not a file")
-            os.ftruncate(fd, _BOARD_BYTES)
-            self.token = os.pread(fd, 8, _TOKEN_AT).hex()
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd = fd
+        opened = sqlite_seats.open_board(self._path, _BOARD_BYTES, _TOKEN_AT, create=create)
+        if opened is None:
+            self._absent_until_us = self._clock.monotonic_us() + ABSENT_US
+            return False
+        self._fd, self.token = opened
         return True
 
-    def _make(self) -> None:
-        """Make the board, unless somebody is faster; whoever sees it sees it with its token."""
-        with contextlib.suppress(FileExistsError):
-            self._folder.mkdir(mode=0o700)
-        for old in self._folder.glob("board*"):  # of another boot or version
-            if old != self._path:
-                old.unlink(missing_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".board") as made:  # 0600
-            os.pwrite(made.fileno(), os.urandom(8), _TOKEN_AT)
-            with contextlib.suppress(FileExistsError):
-                os.link(made.name, self._path)
+    def _seated(self, now_us: int) -> bool:
+        """Whether we have a seat; else look for one that nobody has locked, or stamped lately.
 
-    def _seated(self) -> bool:
-        """Whether we have a seat; else look for one that nobody has locked."""
+        Nobody locks the pipe of one who is there and does not know yet that it was replaced.
+        """
         if self._seat >= 0:
             if os.fstat(self._pipe).st_nlink:
                 return True
             raise OSError(0, "its pipe was removed")
-        if self._clock.monotonic_us() < self._full_until_us:
+        if now_us < self._full_until_us:
             return False
+        stamps = memoryview(self._head()).cast("Q")[1::8].tolist()
         for seat in range(SEATS):
-            pipe = self._open_pipe(seat)
+            if 0 <= now_us - stamps[seat] < STALE_US:
+                continue
+            pipe = sqlite_seats.open_pipe(self._folder, seat)
             try:
                 fcntl.flock(pipe, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -352,32 +354,23 @@ class Board:
             self._request = int.from_bytes(os.urandom(7), "little")
             self._poll.register(pipe, select.POLLIN)
             return True
-        self._full_until_us = self._clock.monotonic_us() + FULL_US
+        self._full_until_us = now_us + FULL_US
         return False
-
-    def _open_pipe(self, seat: int) -> int:
-        path = f"{self._folder}/seat{seat:02d}"
-        try:
-            fd = os.open(path, _FLAGS | os.O_NONBLOCK)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                os.mkfifo(path, 0o600)
-            fd = os.open(path, _FLAGS | os.O_NONBLOCK)
-        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(0, "is not a pipe")
-        return fd
 
     def _call(self, seat: int) -> None:
         pipe = self._callable.get(seat)
         if pipe is None:
-            pipe = self._callable[seat] = self._open_pipe(seat)
-        with contextlib.suppress(BlockingIOError):  # full: it is awake
+            pipe = self._callable[seat] = sqlite_seats.open_pipe(self._folder, seat)
+        try:
             os.write(pipe, b"\1")
+        except BlockingIOError:
+            return  # full: it is awake
 
     def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.read(self._pipe, _PIPE_BYTES)
+        except BlockingIOError:
+            return  # the word came and went
 
 
 def _asking(head: bytes) -> list[int]:

@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from queue_core import stats
 from queue_core.engines.sql import SQL
@@ -36,30 +36,31 @@ def fits_a_board(jobs: Sequence[NewJob]) -> bool:
 
 def packed(queue: str, job: NewJob) -> bytes:
     """Return a put as what another process can store."""
-    return _head(queue, job._replace(payload=b"")) + b"\n" + job.payload
+    return _head(queue, *job[1:]) + b"\n" + job.payload
 
 
 def unpacked(body: bytes) -> tuple[str, NewJob]:
     """Return the queue and the job of a body; raises ValueError and TypeError."""
     head, _, payload = body.partition(b"\n")
-    queue, job = _of_head(head)
-    return queue, job._replace(payload=payload)
+    queue, fields = _of_head(head)
+    return queue, NewJob(payload, *fields)
 
 
 # Most puts of a program differ in their payloads only.
 
 
 @lru_cache(maxsize=64)
-def _head(queue: str, job: NewJob) -> bytes:
+def _head(queue: str, *fields: Any) -> bytes:
+    job = NewJob(b"", *fields)
     digest = None if job.digest is None else job.digest.hex()
     return json.dumps([queue, *job._replace(digest=None)[1:], digest]).encode()
 
 
 @lru_cache(maxsize=64)
-def _of_head(head: bytes) -> tuple[str, NewJob]:
+def _of_head(head: bytes) -> tuple[str, tuple[Any, ...]]:
     queue, *fields, digest = json.loads(head.decode())
     job = NewJob(b"", *fields)
-    return queue, job._replace(digest=None if digest is None else bytes.fromhex(digest))
+    return queue, job._replace(digest=None if digest is None else bytes.fromhex(digest))[1:]
 
 
 def together(
@@ -118,11 +119,10 @@ def enqueue(
     queue_id = queue[0]
     results: list[Enqueued] = []
     stored: list[tuple[int, NewJob]] = []
-    if all(job.key is None for job in jobs):
+    if [job.key for job in jobs].count(None) == len(jobs):
         next_id = _first_id(connection, queue, len(jobs))
-        for id_, job in enumerate(jobs, start=next_id):
-            results.append(Enqueued(id_))
-            stored.append((id_, job))
+        stored = list(enumerate(jobs, start=next_id))
+        results = [Enqueued(id_) for id_, _ in stored]
     else:
         holders = _key_holders(connection, queue, jobs, now_us)
         number = sum(holder is None for holder in holders)
@@ -138,10 +138,10 @@ def enqueue(
                 results.append(Enqueued(known, duplicate=True))
                 tally.add(queue_id, job.task, stats.REJECTED, "duplicate")
     _insert(connection, queue_id, now_us, stored)
-    delayed = 0
-    for _, job in stored:
-        tally.add(queue_id, job.task, stats.ENQUEUED)
-        delayed += job.delay_us > 0
+    tasks = [job.task for _, job in stored]
+    for task in set(tasks):
+        tally.add(queue_id, task, stats.ENQUEUED, value=tasks.count(task))
+    delayed = len([job for _, job in stored if job.delay_us > 0])
     ready = len(stored) - delayed
     if delayed:
         tally.move(queue_id, None, State.DELAYED, delayed)

@@ -14,8 +14,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 from urllib.parse import quote
@@ -82,39 +81,33 @@ class SqliteHandle:
 
     # ------------------------------------------------------------ one user at a time
 
-    @contextmanager
-    def _session(self, deadline: float) -> Iterator[deferral.Hold | None]:
-        """Hold the mutex, and hold signal handlers back."""
+    def _session(self, deadline: float) -> _Session:
+        """Hold the mutex, and hold signal handlers back, in a with block; gives the hold."""
         if self._closed:
             raise QueueClosed(f"{self.path} was closed; make a new Queue to use it again")
-        hold = deferral.hold()
-        held, mutex = False, self._mutex  # a child forked inside has another one
-        try:
-            if hold is not None:
-                hold.begin()
-            held = mutex.acquire(blocking=False)
-            while not held and (left := deadline - time.monotonic()) > 0:
-                deferral.heed()  # Ctrl-C must work while we wait.
-                held = mutex.acquire(timeout=min(left, deferral.HEED_SECONDS))
-            if not held:
-                raise QueueBusy(
-                    f"{self.path}: another thread of this process held the connection for "
-                    f"{self.lock_timeout_seconds:g} s; use a Queue per thread"
-                )
-            yield hold
-        finally:
-            if held:
-                mutex.release()
-            if hold is not None:
-                hold.end()
+        return _Session(self, deadline)
+
+    def _wait_for_mutex(self, mutex: threading.RLock, deadline: float) -> bool:
+        while (left := deadline - time.monotonic()) > 0:
+            deferral.heed()  # Ctrl-C must work while we wait.
+            if mutex.acquire(timeout=min(left, deferral.HEED_SECONDS)):
+                return True
+        raise QueueBusy(
+            f"{self.path}: another thread of this process held the connection for "
+            f"{self.lock_timeout_seconds:g} s; use a Queue per thread"
+        )
 
     def _ready(self, deadline: float) -> sqlite3.Connection:
-        """Return the connection, free of any transaction."""
+        """Return the connection, free of any transaction, to the file that has its name now."""
+        connection = self._opened(deadline)
+        self._check_same_file()
+        return connection
+
+    def _opened(self, deadline: float) -> sqlite3.Connection:
         if self.user_transaction:
             raise QueueError("a transaction is open in this thread: pass it as tx=, or end it")
         if self._connection is not None:
             self._undo(self._connection)
-            self._check_same_file()
         return self._connection or self._open(deadline)
 
     def _check_same_file(self) -> None:
@@ -288,3 +281,39 @@ class SqliteHandle:
         self._mutex = threading.RLock()
         self.times = LockTimes()  # what is in the old ones is the parent's
         self.user_transaction = False
+
+
+class _Session:
+    """One user's time with a file. A class, since a generator costs every put more than it does.
+
+    No handler runs between `begin` and `end`, so none strikes between a with statement's steps.
+    """
+
+    __slots__ = ("_deadline", "_file", "_held", "_hold", "_mutex")
+
+    def __init__(self, file: SqliteHandle, deadline: float) -> None:
+        self._file, self._deadline = file, deadline
+        self._mutex = file._mutex  # a child forked inside has another one
+        self._hold = deferral.hold()
+        self._held = False
+
+    def __enter__(self) -> deferral.Hold | None:
+        hold = self._hold
+        try:
+            if hold is not None:
+                hold.begin()
+            self._held = self._mutex.acquire(blocking=False) or self._file._wait_for_mutex(
+                self._mutex, self._deadline
+            )
+        except BaseException:
+            self.__exit__()
+            raise
+        return hold
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._held:
+                self._mutex.release()
+        finally:
+            if self._hold is not None:
+                self._hold.end()

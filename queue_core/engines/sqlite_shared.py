@@ -83,16 +83,18 @@ class SharedFile(SqliteFile):
         result, None where somebody dead had stored it. Raises what `write` raises, and
         DurabilityUnknown when whoever took it cannot be asked any more.
         """
-        deadline = time.monotonic() + self.lock_timeout_seconds
+        began_ns = time.monotonic_ns()
+        deadline = began_ns / 1e9 + self.lock_timeout_seconds
         with self._session(deadline):
-            connection = self._ready(deadline)
-            answered = self._lock_or_answer(connection, body, deadline)
+            connection = self._opened(deadline)
+            answered = self._lock_or_answer(connection, body, began_ns, deadline)
             if answered is not None:
                 if answered[0] is None:  # who stored it died, perhaps before it rang
                     ring(None)
                 return self._sure(*answered)
             taken: Sequence[Posted] = ()
             try:
+                self._check_same_file()
                 result, taken = self._lead(connection, work, deadline)
             finally:
                 self._release_lock()
@@ -132,10 +134,13 @@ class SharedFile(SqliteFile):
     # ------------------------------------------------------------ wait
 
     def _lock_or_answer(
-        self, connection: sqlite3.Connection, body: Callable[[], bytes], deadline: float
+        self,
+        connection: sqlite3.Connection,
+        body: Callable[[], bytes],
+        began_ns: int,
+        deadline: float,
     ) -> tuple[Answer | None, int] | None:
         """Take the lock and return None, or be answered: how, None for "committed", and what."""
-        began_ns = time.monotonic_ns()
         alone = self._waiting or (self._company <= 0 and self._try_lock())
         if alone or not self._board.post(body()):
             self._take_lock(deadline, "enqueue", began_ns)
@@ -184,7 +189,8 @@ class SharedFile(SqliteFile):
             if answer is not None:
                 self._company = COMPANY_PUTS
                 return None if answer[0] is Answer.REFUSED else answer
-            deferral.heed()
+            if deferral.state.noted:
+                deferral.heed()
             if self._board.taken and patience:
                 pause_ms, patience = TAKEN_MS, False  # its flush is under way
                 continue
@@ -240,7 +246,8 @@ class SharedFile(SqliteFile):
         open_ = [one for one in posted if not 0 < one.generation < generation]
         taken = [one for one in open_ if one.fresh]
         try:
-            self._board.forget([one for one in open_ if not one.fresh])
+            if len(taken) < len(open_):
+                self._board.forget([one for one in open_ if not one.fresh])
             own, values = work(connection, [one.body for one in taken])
             whole = self._board.take(taken, values, generation)
         except _SPOILING as error:  # before the commit: nothing of it stands

@@ -25,10 +25,12 @@ from queue_core.engine import ClaimRequest, Engine, Holder
 from queue_core.engines.sqlite import SqliteEngine
 from queue_core.job import Claim, Claimed, NewJob, Settlement
 from tests.conftest import wait_until
+from tests.engine.stage import QUEUE as QUEUE
+from tests.engine.stage import Fork as Fork
+from tests.engine.stage import Stage
 
 SECOND_US = 1_000_000
 LEASE_US = 60 * SECOND_US
-QUEUE = "jobs"
 
 OpenEngine = Callable[..., Engine]
 MakeJob = Callable[..., Claim]
@@ -208,8 +210,6 @@ def make_job(engine: Engine) -> MakeJob:
 
 # --- processes ----------------------------------------------------------------------------------
 
-Fork = Callable[[Callable[[], object]], int]
-
 
 @pytest.fixture
 def fork() -> Iterator[Fork]:
@@ -245,3 +245,11 @@ def exit_codes(pids: Sequence[int]) -> list[int]:
 
     statuses = [wait_until(lambda pid=pid: ended(pid), what=f"child {pid} ended") for pid in pids]
     return [os.waitstatus_to_exitcode(status) for _, status in statuses]
+
+
+@pytest.fixture
+def stage(database: Path, fork: Fork) -> Iterator[Stage]:
+    """Give a database with one job, and children that put together."""
+    made = Stage(database, fork)
+    yield made
+    made.board.close()
