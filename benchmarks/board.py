@@ -16,20 +16,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORDS = 1024
-"""Words of the board. Two living processes whose ids agree modulo this would share a word."""
+"""Words of the board that count, and as many for time. Two living processes whose ids agree modulo
+this would share a word."""
 POLL_SECONDS = 0.005
 
 
 def create(folder: Path) -> None:
     """Make an empty board and an empty list of stamps."""
-    (folder / "board").write_bytes(bytes(8 * WORDS))
+    (folder / "board").write_bytes(bytes(2 * 8 * WORDS))
     (folder / "stamps").write_bytes(b"")
 
 
 def words(folder: Path) -> memoryview:
-    """Map the board; it stays mapped as long as the view lives."""
+    """Map what counts jobs; it stays mapped as long as the view lives."""
+    return _mapped(folder)[:WORDS]
+
+
+def busy_ns(folder: Path) -> memoryview:
+    """Map what handlers that compute have spent, in nanoseconds of processor time."""
+    return _mapped(folder)[WORDS:]
+
+
+def _mapped(folder: Path) -> memoryview:
     with open(folder / "board", "r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), 8 * WORDS)).cast("Q")
+        return memoryview(mmap.mmap(file.fileno(), 2 * 8 * WORDS)).cast("Q")
 
 
 class Pen:
@@ -40,7 +50,7 @@ class Pen:
         self._pid = 0
 
     def _settle_in(self) -> None:
-        self._words = words(self._folder)
+        self._words, self._busy_ns = words(self._folder), busy_ns(self._folder)
         self._at = os.getpid() % WORDS
         # next() of a counter is one step, so that threads of one process lose no count.
         self._numbers = itertools.count(self._words[self._at] + 1)
@@ -52,6 +62,12 @@ class Pen:
         if self._pid != os.getpid():
             self._settle_in()
         self._words[self._at] = next(self._numbers)
+
+    def spent(self, nanoseconds: int) -> None:
+        """Add to the time spent; jobs of one process at a time only."""
+        if self._pid != os.getpid():
+            self._settle_in()
+        self._busy_ns[self._at] += nanoseconds
 
     def stamp(self, *numbers: int) -> None:
         """Append a line of numbers to the stamps, in one write."""

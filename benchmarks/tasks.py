@@ -49,7 +49,9 @@ def wait(payload: dict[str, Any]) -> None:
 
 def spin(payload: dict[str, Any]) -> None:
     """Compute as a job that has something to compute does."""
+    began_ns = time.thread_time_ns()
     sum(range(payload["loops"]))
+    _pen.spent(time.thread_time_ns() - began_ns)
     _pen.count()
 
 

@@ -1,0 +1,85 @@
+"""Let two sides work in turn, second by second, while both live: a machine's drift meets both.
+
+Whoever is not at work is stopped, as a whole tree of processes. So neighbours have the machine
+to themselves, and a pair of them is two seconds apart instead of a minute, in which a virtual
+machine's speed moves by more than what is to be measured. Boundary: signals and counts only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import board
+from benchmarks.place import Place
+
+SLICE_SECONDS = 2.0
+SETTLE_SECONDS = 1.0
+"""What a side needs until it works as if it had not been stopped: a job's standstill is taken
+for slowness, what is behind it is handed back, and claims are small for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a side did: jobs in a second, and seconds of processor time in its handlers."""
+
+    jobs: float
+    busy: float
+
+
+def work(place: Place, pids: Sequence[int]) -> Slice:
+    """Let a stopped side work for a slice."""
+    words, busy_ns = board.words(place.folder), board.busy_ns(place.folder)
+    send(pids, signal.SIGCONT)
+    time.sleep(SETTLE_SECONDS)
+    first, first_ns, began = sum(words), sum(busy_ns), time.monotonic()
+    time.sleep(SLICE_SECONDS)
+    jobs, busy, seconds = sum(words) - first, sum(busy_ns) - first_ns, time.monotonic() - began
+    send(pids, signal.SIGSTOP)
+    return Slice(jobs / seconds, busy / 1e9 / seconds)
+
+
+def compare(ours: Place, other: Place, pairs: int) -> dict[str, Any]:
+    """Return what part of the other's work ours does, pair by pair, and medians.
+
+    `jobs` by jobs done. `busy` by the processor time that handlers that compute got: how much
+    they do with it is the machine's affair, whose cores are faster at one moment than at another.
+    Both are at work when this is called, and are stopped when it returns.
+    """
+    sides = {place: place.pids() for place in (ours, other)}
+    for pids in sides.values():
+        send(pids, signal.SIGSTOP)
+    found: dict[str, list[float]] = {"jobs": [], "busy": []}
+    for number in range(pairs):
+        # Who goes first changes, for a drift within a pair.
+        order = (ours, other) if number % 2 else (other, ours)
+        done = {place: work(place, sides[place]) for place in order}
+        found["jobs"].append(done[ours].jobs / done[other].jobs)
+        if done[other].busy:
+            found["busy"].append(done[ours].busy / done[other].busy)
+    return {name: summed(pairs) for name, pairs in found.items() if pairs}
+
+
+def summed(pairs: list[float]) -> dict[str, Any]:
+    """Return pairs with their quartiles."""
+    first, median, third = statistics.quantiles(pairs, n=4)
+    return {"median": median, "quartiles": [first, third], "pairs": pairs}
+
+
+def send(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to each process that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def go_on(*places: Place) -> None:
+    """Let stopped sides work again, so that they can be ended politely."""
+    for place in places:
+        send(place.pids(), signal.SIGCONT)
