@@ -87,10 +87,13 @@ class Doorbell:
         Creates nothing: where there is no pipe nobody has ever waited. A full
         pipe rings already.
         """
-        with suppress(OSError), self._mutex:
-            bell = self._bell(self._number_of(queue), create=False)
-            if bell is not None:
-                os.write(bell.fd, b"\1")
+        try:
+            with self._mutex:
+                bell = self._bell(self._number_of(queue), create=False)
+                if bell is not None:
+                    os.write(bell.fd, b"\1")
+        except OSError:
+            return
 
     def listen(self, queues: Sequence[str] | None) -> None:
         """Open the bells of these queues (None: all), so that a ring from now on is kept.

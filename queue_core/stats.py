@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 DEPTH: Final = "queue_jobs"
 """Gauge by state: jobs in each state now (label: the state)."""
@@ -124,6 +124,9 @@ def error_class(error: str | None) -> str:
     return found if named and fits else OTHER
 
 
+_new: Final[Any] = tuple.__new__  # a third of what a NamedTuple's own __new__ costs, each put
+
+
 class Row(NamedTuple):
     """One stored number."""
 
@@ -196,11 +199,11 @@ class Tally:
 
     def errors(self) -> list[Row]:
         """Return what has to be added to the rows of errors, whose labels are capped."""
-        return [Row(*at, value) for at, value in self._errors.items()]
+        return [Row(*at, value) for at, value in self._errors.items()] if self._errors else []
 
     def rows(self) -> list[Row]:
         """Return what has to be added to the stored rows."""
-        return [Row(*at, value) for at, value in self._sums.items() if value]
+        return [_new(Row, (*at, value)) for at, value in self._sums.items() if value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,7 @@ class Worker:
         self._seconds = TURN_SECONDS  # per job, by experience; begins at one job a turn
         self._behind = False  # whether the last claim got all it asked for
         self._trouble = 0
+        self._wanted: ClaimRequest | None = None  # the last wish, which is often the next one
         self._unsettled: list[Settlement] = []
         self._run: Callable[[handlers.Handler, Claimed], Result] = self._call
 
@@ -167,13 +168,16 @@ class Worker:
     def _request(self) -> ClaimRequest:
         seconds = TURN_SECONDS_BEHIND if self._behind else TURN_SECONDS
         limit = max(1, min(BATCH_MAX, int(seconds / max(self._seconds, 1e-9))))
-        return ClaimRequest(
-            queues=self._order(),
-            limit=limit,
-            lease_us=int(LEASE_SECONDS_DEFAULT * 1_000_000),
-            tasks=self._registry.tasks,
-            starts=limit == 1,
-        )
+        order, last = self._order(), self._wanted
+        if last is None or last.limit != limit or last.queues is not order:
+            last = self._wanted = ClaimRequest(
+                queues=order,
+                limit=limit,
+                lease_us=int(LEASE_SECONDS_DEFAULT * 1_000_000),
+                tasks=self._registry.tasks,
+                starts=limit == 1,
+            )
+        return last
 
     def _order(self) -> Sequence[str] | None:
         """Return the queues in the order to look, drawn by weight so that none starves.
@@ -224,7 +228,6 @@ class Worker:
             self._on_trouble(error)
         if not rang:  # a job waits: what signals left in the pipe ends the next sleep at once
             self._child.clear_wake()
-        slot.beat()
 
     def _doze(self, seconds: float) -> None:
         """Sleep without the database, until a signal or time is up."""

@@ -142,12 +142,11 @@ class SqliteEngine(SqlitePut):
                 results, ready = sqlite_finish.settle(connection, tally, now_us, settlements)
                 woken.update(ready)
             if request is not None:
-                if holder in self._holders:
-                    connection.execute(SQL["hold_insert"], self._holders[holder])
                 # Taken here, after the lock is held: a lease never begins part-spent.
                 lease_us = self.clock.monotonic_us() + request.lease_us
+                known = self._holders.get(holder)
                 taken = sqlite_claim.claim(
-                    connection, tally, now_us, lease_us, request, holder, self._ids
+                    connection, tally, now_us, lease_us, request, holder, known, self._ids
                 )
             return results, taken
 

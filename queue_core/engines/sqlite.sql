@@ -278,9 +278,9 @@ UPDATE job SET state = 'ready', holder = NULL, lease_us = NULL, started = 0,
 WHERE state = 'claimed';
 
 -- name: hold_insert
--- takes an id from the sequence, since those of removed rows must not come back. It runs
--- again before every claim, and does nothing where the row is: prune removes old ones.
-INSERT OR IGNORE INTO holder (id, worker, instance, pid, boot, time_namespace, created_us)
+-- takes an id from the sequence, since those of removed rows must not come back. It runs again
+-- when a claim is made for a holder whose row is gone: prune removes old ones.
+INSERT INTO holder (id, worker, instance, pid, boot, time_namespace, created_us)
 VALUES (:id, :worker, :instance, :pid, :boot, :time_namespace, :now);
 
 -- name: queue_ids
@@ -370,13 +370,15 @@ WHERE queue = :queue AND task = '' AND name = 'queue_jobs'
 -- ---------------------------------------------------------------- claim
 
 -- name: claim_queues
--- returns every queue that has something to claim, and a queue 0 if jobs were set aside; read
--- without the lock when idle.
+-- returns every queue that has something to claim, a queue 0 if jobs were set aside, and a queue
+-- -1 if the holder has no row; read without the lock when idle, for holder 0.
 SELECT id, name FROM queue
 WHERE paused = 0 AND EXISTS (
     SELECT 1 FROM job WHERE job.queue = queue.id AND state = 'ready' AND parked = 0)
 UNION ALL
-SELECT 0, '' WHERE EXISTS (SELECT 1 FROM job WHERE task > '' AND state = 'ready' AND parked = 1);
+SELECT 0, '' WHERE EXISTS (SELECT 1 FROM job WHERE task > '' AND state = 'ready' AND parked = 1)
+UNION ALL
+SELECT -1, '' WHERE :holder > 0 AND NOT EXISTS (SELECT 1 FROM holder WHERE id = :holder);
 
 -- name: claim_rows
 -- returns the jobs to claim next, best first, as claim_jobs will leave them.

@@ -9,7 +9,7 @@ import json
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ Taken = list[tuple[Any, ...]]
 _new: Final[Any] = tuple.__new__
 _TASK, _READY_US, _EXPIRES_US = map(Claimed._fields.index, ("task", "ready_us", "expires_us"))
 
+_ASIDE: Final = (0, "")
+_NO_HOLDER: Final = (-1, "")
 EXPIRED_LIMIT: Final = 500
 """Expired jobs that one look clears beside those it met, so that a heap of them goes fast."""
 LOOKS_MAX: Final = 4
@@ -37,11 +39,17 @@ def tasks_json(tasks: frozenset[str]) -> str:
     return json.dumps(sorted(tasks))
 
 
-def _waiting(connection: sqlite3.Connection) -> tuple[list[tuple[int, str]], bool]:
-    """Return the queues that have something to claim, and whether jobs were set aside."""
-    rows: list[tuple[int, str]] = connection.execute(SQL["claim_queues"]).fetchall()
-    found = [row for row in rows if row[0]]
-    return found, len(found) < len(rows)
+def _waiting(
+    connection: sqlite3.Connection, holder: int = 0
+) -> tuple[list[tuple[int, str]], bool, bool]:
+    """Return queues with something to claim; whether jobs were set aside; whether holder is new."""
+    rows: list[tuple[int, str]] = connection.execute(
+        SQL["claim_queues"], {"holder": holder}
+    ).fetchall()
+    found = [row for row in rows if row[0] > 0]
+    if len(found) == len(rows):
+        return found, False, False
+    return found, _ASIDE in rows, _NO_HOLDER in rows
 
 
 def _in_order(rows: list[tuple[int, str]], queues: Sequence[str] | None) -> list[tuple[int, str]]:
@@ -62,7 +70,7 @@ def _in_order(rows: list[tuple[int, str]], queues: Sequence[str] | None) -> list
 
 def anything(connection: sqlite3.Connection, request: ClaimRequest) -> bool:
     """Whether this claimer would find something."""
-    ready, aside = _waiting(connection)
+    ready, aside, _ = _waiting(connection)
     if _in_order(ready, request.queues):
         return True
     # Set aside for want of a handler, which this claimer may have.
@@ -91,20 +99,24 @@ def claim(
     lease_us: int,
     request: ClaimRequest,
     holder: int,
+    known: Mapping[str, Any] | None,
     ids: dict[str, int],
 ) -> Taken:
     """Lease up to `request.limit` jobs until the monotonic instant `lease_us`.
 
-    `ids` learns the numbers of the queues that were claimed from.
+    `known` is what is to be stored of the holder, if its row is gone. `ids` learns the numbers
+    of the queues that were claimed from.
     """
-    ready, aside = _waiting(connection)
+    ready, aside, new = _waiting(connection, holder)
+    if new and known is not None:
+        connection.execute(SQL["hold_insert"], known)
     if aside and (parked := _parked_tasks(connection, request)) is not None:
         tasks = {"tasks": parked}
         for queue_id, task, number in connection.execute(SQL["claim_parked_count"], tasks):
             # Read in this transaction: with these jobs gone, none is left.
             tally.add(queue_id, task, stats.PARKED, "", -number)
         connection.execute(SQL["claim_unpark"], tasks)
-        ready, _ = _waiting(connection)
+        ready = _waiting(connection)[0]
     taken: Taken = []
     for queue_id, name in _in_order(ready, request.queues):
         for _ in range(LOOKS_MAX):

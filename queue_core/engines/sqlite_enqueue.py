@@ -73,9 +73,6 @@ def together(
 
     `store` returns a result each, and whether one of them is ready now.
     """
-    if not bodies:
-        results, ready = store(queue, jobs)
-        return Stored(results, [queue] if ready else []), []
     by_queue: dict[str, list[tuple[int, NewJob]]] = {queue: [(-1, job) for job in jobs]}
     for position, body in enumerate(bodies):
         name, job = unpacked(body)

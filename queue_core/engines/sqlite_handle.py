@@ -141,7 +141,8 @@ class SqliteHandle:
             return
         began_ns = time.monotonic_ns() if began_ns is None else began_ns
         try:
-            self._wait_for_lock(self._lock, deadline)
+            if not self._lock.held:
+                self._wait_for_lock(self._lock, deadline)
         finally:
             self._locked_ns, self._operation = time.monotonic_ns(), operation
             self.times.waited(operation, self._locked_ns - began_ns)

@@ -66,7 +66,10 @@ class SqlitePut(SqliteMaintenance):
                 known = (self._queue_made(connection, name, now_us), name)
                 return sqlite_enqueue.enqueue(connection, tally, now_us, known, jobs)
 
-            return sqlite_enqueue.together(queue, jobs, bodies, some)
+            if bodies:
+                return sqlite_enqueue.together(queue, jobs, bodies, some)
+            results, ready = some(queue, jobs)
+            return Stored(results, [queue] if ready else []), []
 
         return self._counted(connection, work)
 
