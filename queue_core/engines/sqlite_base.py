@@ -108,10 +108,13 @@ class SqliteBase:
         sqlite_schema.prepare(connection, self.path, self.clock)
 
     def check_place(self) -> None:
-        """Refuse a missing file (if told not to create it) and a network filesystem."""
-        if not self._create and not self.path.exists():
+        """Refuse where no database can be, and where none is when none is to be made."""
+        if self.path.is_dir():
+            raise DatabaseUnavailable(f"{self.path} is a folder; name a file")
+        if not self._create and not (self.path.exists() and self.path.stat().st_size):
+            what = "is empty" if self.path.exists() else "does not exist"
             raise DatabaseUnavailable(
-                f"{self.path} does not exist; start 'herdsman run', or check the path"
+                f"{self.path} {what}; start 'herdsman run', or check the path"
             )
         version = sqlite3.sqlite_version_info
         if self._unlocked and not self._unsafe and sqlite_schema.has_wal_reset_bug(version):

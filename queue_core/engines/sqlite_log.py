@@ -30,7 +30,8 @@ class Log:
         self.path = path
         self._name = os.fspath(path)  # a Path turns itself into a text at each call
         self.unsure = False
-        self._mutex = threading.Lock()
+        # A signal's handler may put while its own thread flushes: the lock must let it in again.
+        self._mutex = threading.RLock()
         self._fd = -1
         self._identity: tuple[int, int] | None = None
         self._flushed = 0
@@ -55,7 +56,7 @@ class Log:
                     f"{self.path} could not be flushed ({error.strerror}): the change is stored "
                     "but may not survive a power cut; check the disk"
                 ) from error
-            self._flushed = commits
+            self._flushed = max(self._flushed, commits)  # an inner flush may have covered more
 
     def used_bytes(self) -> int:
         """Return how much of the log is in use.
@@ -102,7 +103,7 @@ class Log:
 
     def abandon(self) -> None:
         """In a forked child: close the copy, whatever other threads were doing."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._close()
 
     def _descriptor(self) -> int:

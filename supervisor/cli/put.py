@@ -86,7 +86,12 @@ def put(
 def _put_one(
     queue: Queue[Any], value: Any, key: str | None, options: dict[str, Any], as_json: bool
 ) -> None:
-    job_id = queue.put(value, key=key, **options)
+    try:
+        job_id = queue.put(value, key=key, **options)
+    except KeyboardInterrupt:
+        again = "put it again, with the same key" if key else "look before you put it again"
+        output.say(f"the job may be stored: {again}")
+        raise
     if as_json:
         output.emit("put", queue=queue.name, id=int(job_id), duplicate=job_id.duplicate)
         return

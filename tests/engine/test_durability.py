@@ -252,6 +252,30 @@ def test_producers_share_flushes(full: Engine, monkeypatch: pytest.MonkeyPatch) 
     assert len(flushed) < 60
 
 
+def test_a_handler_may_put_while_its_own_thread_flushes(
+    full: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is held back during a flush: what a signal's handler puts there is durable too."""
+    put(full)  # opening flushes as well, and holds handlers back
+    flushed: list[int] = []
+
+    def sync(_descriptor: int) -> None:
+        flushed.append(1)
+        if len(flushed) == 1:
+            signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, lambda *_: put(full))
+    monkeypatch.setattr(sqlite_log, "sync_data", sync)
+    try:
+        put(full)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert full.counts(QUEUE)["ready"] == 3
+    assert len(flushed) == 2
+    put(full)
+    assert len(flushed) == 3, "what came later is not taken for flushed"
+
+
 # --- a flush that fails -------------------------------------------------------------------------
 
 

@@ -243,6 +243,17 @@ def test_a_missing_file_can_be_refused(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
+def test_an_empty_file_can_be_refused(tmp_path: Path) -> None:
+    """A tool that only looks makes no database of what somebody else may mean to fill."""
+    path = tmp_path / "herdsman.db"
+    path.touch()
+    with pytest.raises(DatabaseUnavailable, match="is empty"):
+        SqliteEngine(path, create=False).counts(QUEUE)
+    assert path.stat().st_size == 0
+    SqliteEngine(path).counts(QUEUE)
+    assert path.stat().st_size > 0
+
+
 def test_a_folder_is_no_database(tmp_path: Path) -> None:
     """Each wrong kind of path gets a sentence of ours."""
     (tmp_path / "file").touch()

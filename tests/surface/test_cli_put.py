@@ -254,14 +254,22 @@ def has_open(pid: int, path: str) -> bool:
     return False
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("q", "-"), "stored 0 jobs, then stopped; line 2 may be stored too: look before"),
+        (("q", "1"), "the job may be stored: look before you put it again"),
+        (("q", "1", "-k", "a"), "the job may be stored: put it again, with the same key"),
+    ],
+)
 def test_ctrl_c_while_another_holds_the_lock_ends_it_at_once(
-    tmp_path: Path, database: Path
+    tmp_path: Path, database: Path, words: tuple[str, ...], told: str
 ) -> None:
-    """A single line may be taken along by who holds the lock: it is named as unsure."""
+    """A single job may be taken along by who holds the lock: it is named as unsure."""
     with open(f"{make(database)}.lock", "rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "supervisor", "put", "q", "-", "-d", str(database)],
+            [sys.executable, "-P", "-m", "supervisor", "put", *words, "-d", str(database)],
             cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -273,7 +281,7 @@ def test_ctrl_c_while_another_holds_the_lock_ends_it_at_once(
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)  # the lock's own deadline is 30 seconds
     assert (process.returncode, out) == (130, "")
-    assert "stored 0 jobs, then stopped; line 2 may be stored too: look before" in err
+    assert told in err
 
 
 def test_a_progress_bar_is_drawn_on_a_terminal_and_the_ids_stay_apart(
