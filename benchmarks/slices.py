@@ -1,8 +1,9 @@
-"""Let two sides work in turn, second by second, while both live: a machine's drift meets both.
+"""Let two sides work in turn, a few seconds each, while both live: a machine's drift meets both.
 
-Whoever is not at work is stopped, as a whole tree of processes. So neighbours have the machine
-to themselves, and a pair of them is two seconds apart instead of a minute, in which a virtual
-machine's speed moves by more than what is to be measured. Boundary: signals and counts only.
+Whoever is not at work is stopped, as a whole tree of processes. So each has the machine to itself,
+and they are three seconds apart instead of a minute, in which a virtual machine's speed moves by
+more than what is to be measured. Whoever kills the benchmark with KILL leaves both sides stopped.
+Boundary: signals and counts only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +33,15 @@ class Slice:
     busy: float
 
 
-def work(place: Place, pids: Sequence[int]) -> Slice:
+def work(place: Place) -> Slice:
     """Let a stopped side work for a slice."""
     words, busy_ns = board.words(place.folder), board.busy_ns(place.folder)
-    send(pids, signal.SIGCONT)
+    send(place, signal.SIGCONT)
     time.sleep(SETTLE_SECONDS)
     first, first_ns, began = sum(words), sum(busy_ns), time.monotonic()
     time.sleep(SLICE_SECONDS)
     jobs, busy, seconds = sum(words) - first, sum(busy_ns) - first_ns, time.monotonic() - began
-    send(pids, signal.SIGSTOP)
+    send(place, signal.SIGSTOP)
     return Slice(jobs / seconds, busy / 1e9 / seconds)
 
 
@@ -52,14 +52,13 @@ def compare(ours: Place, other: Place, pairs: int) -> dict[str, Any]:
     they do with it is the machine's affair, whose cores are faster at one moment than at another.
     Both are at work when this is called, and are stopped when it returns.
     """
-    sides = {place: place.pids() for place in (ours, other)}
-    for pids in sides.values():
-        send(pids, signal.SIGSTOP)
+    for place in (ours, other):
+        send(place, signal.SIGSTOP)
     found: dict[str, list[float]] = {"jobs": [], "busy": []}
     for number in range(pairs):
         # Who goes first changes, for a drift within a pair.
         order = (ours, other) if number % 2 else (other, ours)
-        done = {place: work(place, sides[place]) for place in order}
+        done = {place: work(place) for place in order}
         found["jobs"].append(done[ours].jobs / done[other].jobs)
         if done[other].busy:
             found["busy"].append(done[ours].busy / done[other].busy)
@@ -72,14 +71,8 @@ def summed(pairs: list[float]) -> dict[str, Any]:
     return {"median": median, "quartiles": [first, third], "pairs": pairs}
 
 
-def send(pids: Sequence[int], number: signal.Signals) -> None:
-    """Send a signal to each process that is still there."""
-    for pid in pids:
+def send(place: Place, number: signal.Signals) -> None:
+    """Send a signal to each process of a side, also to those that came since."""
+    for pid in place.pids():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def go_on(*places: Place) -> None:
-    """Let stopped sides work again, so that they can be ended politely."""
-    for place in places:
-        send(place.pids(), signal.SIGCONT)

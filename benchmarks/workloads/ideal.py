@@ -3,7 +3,7 @@
 The ideal is the same handler, called in a bare loop by as many processes. Jobs that wait (as one
 that talks to a network) and jobs that compute are told apart: computing ones share two cores with
 the rest of the service. The bar is a matter of two per cent, so for it both sides live at once
-and work in turn, second by second; the table's figures are minutes apart.
+and work in turn, a few seconds each; the table's figures are minutes apart.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -69,7 +70,8 @@ def in_turn(options: Options, kind: str, more: dict[str, int]) -> dict[str, Any]
         try:
             return slices.compare(ours, bare, pairs)
         finally:
-            slices.go_on(ours, bare)
+            for side in (ours, bare):  # so that they can be ended politely
+                slices.send(side, signal.SIGCONT)
 
 
 def run(options: Options) -> dict[str, Any]:

@@ -35,7 +35,7 @@ SEATS: Final = 64
 """Processes that can wait at once; those over that wait for the lock itself."""
 BODY_BYTES_MAX: Final = 4096
 CHECK_US: Final = 500_000
-"""How often one who waits looks whether its board and pipe still have their names."""
+"""How often one who waits looks whether its board still has its name: nobody reads another."""
 STALE_US: Final = 1_000_000
 """A request whose owner has not stamped it for so long is that of a process that died."""
 ABSENT_US: Final = 1_000_000
@@ -115,7 +115,11 @@ class Board:
             return False
         try:
             now_us = self._clock.monotonic_us()
-            if not 0 <= now_us - self._checked_us < CHECK_US and not self._checked(now_us):
+            if not 0 <= now_us - self._checked_us < CHECK_US:
+                if not self._opened(create=True):
+                    return False
+                self._checked_us = now_us
+            if not self._seated(now_us):
                 return False
             self._request = (self._request + 1) % _REQUESTS or 1
             self._stamped_us = now_us
@@ -145,13 +149,6 @@ class Board:
         self.taken = words[3] == self._request
         return None
 
-    def _checked(self, now_us: int) -> bool:
-        """Whether we have a seat, at the board that has its name now."""
-        if not self._opened(create=True) or not self._seated(now_us):
-            return False
-        self._checked_us = now_us
-        return True
-
     def _stamp(self) -> None:
         now_us = self._clock.monotonic_us()
         if now_us - self._stamped_us > _STAMP_US:
@@ -168,9 +165,6 @@ class Board:
     def unseat(self) -> None:
         """Leave the seat to others, and close the pipes."""
         with self._guard:
-            with contextlib.suppress(OSError):
-                if self._seat >= 0 and os.fstat(self._pipe).st_nlink:  # it may be had at once
-                    os.pwrite(self._fd, bytes(8), self._seat * _SEAT.size + _STAMP_AT)
             fds = {self._pipe, *self._callable.values()} - {-1}
             self._seat = self._pipe = -1
             self._checked_us = -CHECK_US
@@ -292,9 +286,6 @@ class Board:
         """In a forked child: close what was inherited; the seat stays the parent's."""
         self._guard = threading.RLock()
         self._posted = False
-        pipe, self._seat, self._pipe = self._pipe, -1, -1
-        if pipe >= 0:
-            os.close(pipe)
         self.close()
 
     def _own(self) -> tuple[int, ...]:
@@ -326,20 +317,14 @@ class Board:
         return True
 
     def _seated(self, now_us: int) -> bool:
-        """Whether we have a seat; else look for one that nobody has locked, or stamped lately.
-
-        Nobody locks the pipe of one who is there and does not know yet that it was replaced.
-        """
+        """Whether we have a seat; else look for one that nobody has locked."""
         if self._seat >= 0:
             if os.fstat(self._pipe).st_nlink:
                 return True
             raise OSError(0, "its pipe was removed")
         if now_us < self._full_until_us:
             return False
-        stamps = memoryview(self._head()).cast("Q")[1::8].tolist()
         for seat in range(SEATS):
-            if 0 <= now_us - stamps[seat] < STALE_US:
-                continue
             pipe = sqlite_seats.open_pipe(self._folder, seat)
             try:
                 fcntl.flock(pipe, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -135,10 +135,10 @@ def enqueue(
                 results.append(Enqueued(known, duplicate=True))
                 tally.add(queue_id, job.task, stats.REJECTED, "duplicate")
     _insert(connection, queue_id, now_us, stored)
-    tasks = [job.task for _, job in stored]
-    for task in set(tasks):
-        tally.add(queue_id, task, stats.ENQUEUED, value=tasks.count(task))
-    delayed = len([job for _, job in stored if job.delay_us > 0])
+    delayed = 0
+    for _, job in stored:
+        tally.add(queue_id, job.task, stats.ENQUEUED)
+        delayed += job.delay_us > 0
     ready = len(stored) - delayed
     if delayed:
         tally.move(queue_id, None, State.DELAYED, delayed)

@@ -57,9 +57,10 @@ class SqliteFile(SqliteHandle):
         """
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline):
-            connection = self._ready(deadline)
+            connection = self._opened(deadline)
             self._take_lock(deadline, operation)
             try:
+                self._check_same_file(connection)
                 result = self._told(lambda: self._transact(connection, work), deadline)
             finally:
                 self._release_lock()
@@ -103,10 +104,11 @@ class SqliteFile(SqliteHandle):
         """Hold a write transaction open for the caller's own statements; durable on exit."""
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline) as hold:
-            connection = self._ready(deadline)
+            connection = self._opened(deadline)
             self._take_lock(deadline, "transaction")
             owner = os.getpid()
             try:
+                self._check_same_file(connection)
                 self._told(lambda: connection.execute(SQL["begin_write"]), deadline)
                 try:
                     self.user_transaction = True
@@ -233,9 +235,10 @@ class SqliteFile(SqliteHandle):
         """Run `work` under the lock and outside any transaction, as upkeep of the file needs."""
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline):
-            connection = self._ready(deadline)
+            connection = self._opened(deadline)
             self._take_lock(deadline, "checkpoint")
             try:
+                self._check_same_file(connection)
                 return self._told(lambda: work(connection), deadline)
             finally:
                 self._release_lock()

@@ -100,24 +100,29 @@ class SqliteHandle:
     def _ready(self, deadline: float) -> sqlite3.Connection:
         """Return the connection, free of any transaction, to the file that has its name now."""
         connection = self._opened(deadline)
-        self._check_same_file()
+        self._check_same_file(connection)
         return connection
 
     def _opened(self, deadline: float) -> sqlite3.Connection:
+        """Return it unchecked, for who will wait for the lock, and has to check after that."""
         if self.user_transaction:
             raise QueueError("a transaction is open in this thread: pass it as tx=, or end it")
         if self._connection is not None:
             self._undo(self._connection)
         return self._connection or self._open(deadline)
 
-    def _check_same_file(self) -> None:
-        """Notice that the file was removed or replaced: what is stored there now would be lost."""
-        if file_identity(self._name) == self._identity:
-            return
-        # Never closed: that would remove the log of whatever has this name now.
-        _kept.append(self._connection)
-        self._connection = None
-        self._log.drop(lambda: None)
+    def _check_same_file(self, connection: sqlite3.Connection) -> None:
+        """Notice that the file was removed or replaced: what is stored there now would be lost.
+
+        Also by a signal's handler, which came while we waited, and opened what is there now.
+        """
+        if connection is self._connection:
+            if file_identity(self._name) == self._identity:
+                return
+            # Never closed: that would remove the log of whatever has this name now.
+            _kept.append(connection)
+            self._connection = None
+            self._log.drop(lambda: None)
         raise DatabaseUnavailable(
             f"{self.path} was removed or replaced while in use, and this call did nothing; "
             "the next one opens what is there then: restore the file before"
@@ -287,7 +292,7 @@ class SqliteHandle:
 class _Session:
     """One user's time with a file. A class, since a generator costs every put more than it does.
 
-    No handler runs between `begin` and `end`, so none strikes between a with statement's steps.
+    Handlers run only where `heed` or `rest` lets them: none strikes between the with's steps.
     """
 
     __slots__ = ("_deadline", "_file", "_held", "_hold", "_mutex")

@@ -83,18 +83,16 @@ class SharedFile(SqliteFile):
         result, None where somebody dead had stored it. Raises what `write` raises, and
         DurabilityUnknown when whoever took it cannot be asked any more.
         """
-        began_ns = time.monotonic_ns()
-        deadline = began_ns / 1e9 + self.lock_timeout_seconds
+        deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline):
             connection = self._opened(deadline)
-            answered = self._lock_or_answer(connection, body, began_ns, deadline)
+            answered = self._lock_or_answer(connection, body, deadline)
             if answered is not None:
                 if answered[0] is None:  # who stored it died, perhaps before it rang
                     ring(None)
                 return self._sure(*answered)
             taken: Sequence[Posted] = ()
             try:
-                self._check_same_file()
                 result, taken = self._lead(connection, work, deadline)
             finally:
                 self._release_lock()
@@ -134,16 +132,21 @@ class SharedFile(SqliteFile):
     # ------------------------------------------------------------ wait
 
     def _lock_or_answer(
-        self,
-        connection: sqlite3.Connection,
-        body: Callable[[], bytes],
-        began_ns: int,
-        deadline: float,
+        self, connection: sqlite3.Connection, body: Callable[[], bytes], deadline: float
     ) -> tuple[Answer | None, int] | None:
-        """Take the lock and return None, or be answered: how, None for "committed", and what."""
+        """Take the lock and return None, or be answered: how, None for "committed", and what.
+
+        The lock is on the file that has its name now; it is free when anything is raised.
+        """
+        began_ns = time.monotonic_ns()
         alone = self._waiting or (self._company <= 0 and self._try_lock())
         if alone or not self._board.post(body()):
             self._take_lock(deadline, "enqueue", began_ns)
+            try:
+                self._check_same_file(connection)
+            except BaseException:
+                self._release_lock()
+                raise
             return None
         self._waiting = True
         try:
@@ -152,6 +155,8 @@ class SharedFile(SqliteFile):
                     self.times.waited("enqueue", time.monotonic_ns() - began_ns)
                     return found
                 self._take_lock(deadline, "enqueue", began_ns)
+                # A mark on our request is of a transaction in whatever file has the name now.
+                self._check_same_file(connection)
                 # Nobody can take it from here on, or give the number of its mark anew.
                 return self._told(lambda: self._taken_before(connection), deadline)
             except QueueError:

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from queue_core import DurabilityUnknown, IdempotencyConflict, Queue, QueueBusy, QueueFull
+from queue_core import Queue, QueueError
 from queue_core.clock import SystemClock
 from queue_core.engines import sqlite_log
 from queue_core.engines.sqlite_board import Board, Posted
@@ -93,7 +93,7 @@ class Stage:
             try:
                 job_id = queue.put(payload, **options)
                 told |= {"id": int(job_id), "duplicate": job_id.duplicate}
-            except (QueueBusy, QueueFull, IdempotencyConflict, DurabilityUnknown) as error:
+            except QueueError as error:
                 told["error"] = type(error).__name__
             told["flushes"] = len(flushes)
             told["held"] = queue.engine._file._lock.held  # type: ignore[attr-defined]

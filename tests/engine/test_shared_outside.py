@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from queue_core import Queue
+from queue_core import Queue, QueueError
 from queue_core.clock import FakeClock, SystemClock
 from queue_core.engines import sqlite_board, sqlite_shared
-from queue_core.engines.sqlite_board import STALE_US, Board
+from queue_core.engines.sqlite_board import CHECK_US, Board
 from queue_core.engines.sqlite_shared import SharedFile
+from queue_core.lockfile import FileLock
 from tests.conftest import wait_until
 from tests.engine.conftest import QUEUE, Fork, exit_codes
 from tests.engine.stage import Stage, right
@@ -95,6 +96,86 @@ def test_a_handler_may_close_while_a_put_waits(stage: Stage, tmp_path: Path) -> 
     assert stage.stored()["closed"] == 0
 
 
+# --- another file ---------------------------------------------------------------------------------
+
+
+def moved_away(database: Path) -> None:
+    """Do to a database in use what nobody should."""
+    for end in ("", "-wal", "-shm"):
+        os.rename(f"{database}{end}", f"{database}.moved{end}")
+
+
+def telling(marker: Path, *, seated: bool) -> Callable[[], None]:
+    """Return what makes a child leave a mark when it waits for the lock itself."""
+
+    def arrange() -> None:
+        queue_up = FileLock._queue_up
+
+        def telling_queue_up(self: FileLock, *given: Any) -> bool:
+            marker.touch()
+            return queue_up(self, *given)
+
+        setattr(FileLock, "_queue_up", telling_queue_up)  # noqa: B010 - a method
+        if not seated:
+            setattr(Board, "post", lambda *_: False)  # noqa: B010
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("marked", "error"), [(False, "DatabaseUnavailable"), (True, "DurabilityUnknown")]
+)
+def test_a_put_that_waits_while_its_file_goes_says_what_is_known(
+    stage: Stage, marked: bool, error: str
+) -> None:
+    """A mark on it is of a transaction in whatever file had the name then."""
+    pid = stage.child("late")
+    with stage.locked() as posted:
+        if marked:
+            assert stage.board.take(posted, [99], 1)
+        moved_away(stage.database)
+    assert exit_codes([pid]) == [0]
+    (told,) = stage.told()
+    assert told["error"] == error
+
+
+def test_a_put_for_one_alone_sees_that_its_file_went_while_it_waited(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """What is not shared is looked at when the lock is there, too."""
+    pid = stage.child("x" * 5000, before=telling(tmp_path / "waits", seated=True))
+    with stage.locked(0):
+        wait_until((tmp_path / "waits").exists)
+        moved_away(stage.database)
+    assert exit_codes([pid]) == [0]
+    (told,) = stage.told()
+    assert told["error"] == "DatabaseUnavailable"
+
+
+def test_a_put_does_not_go_on_in_a_file_that_a_handler_has_left(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """The handler's puts find the file gone, and then make another one."""
+
+    def inner(queue: Queue[Any]) -> None:
+        (tmp_path / "handles").touch()
+        with suppress(QueueError):
+            queue.put("inner 0")
+        queue.put("inner 1")
+
+    before = telling(tmp_path / "waits", seated=False)
+    pid = stage.child("outer", before=before, during=on_alarm(inner))
+    with stage.locked(0):
+        wait_until((tmp_path / "waits").exists)
+        moved_away(stage.database)
+        os.kill(pid, signal.SIGALRM)
+        wait_until((tmp_path / "handles").exists)
+    assert exit_codes([pid]) == [0]
+    (told,) = stage.told()
+    assert told["error"] == "DatabaseUnavailable"
+    assert stage.stored() == Counter(["inner 1"])
+
+
 # --- the folder ---------------------------------------------------------------------------------
 
 
@@ -107,8 +188,6 @@ def test_a_seat_is_free_again_when_its_process_is_gone(
     with stage.locked(1):
         pass
     assert exit_codes(pids) == [0, 0]
-    stamp_us = int.from_bytes(os.pread(stage.board._fd, 8, 8), "little")
-    wait_until(lambda: SystemClock().monotonic_us() > stamp_us + STALE_US, what="it is forgotten")
     pid = stage.child("three")
     with stage.locked():
         pass
@@ -180,22 +259,33 @@ def test_a_folder_that_was_moved_away_makes_no_put_look_stored(stage: Stage) -> 
 
 def test_a_removed_pipe_is_no_seat(tmp_path: Path) -> None:
     """Another process would take the seat of that name, and each the other's answers."""
-    clock = FakeClock()
-    owner, other, third = (Board(tmp_path, clock) for _ in range(3))
+    owner, other = (Board(tmp_path, SystemClock()) for _ in range(2))
     assert owner.post(b"one")
     owner.withdraw()
     (tmp_path / "seat00").unlink()
     assert other.post(b"other")
-    assert owner.post(b"two"), "it has not looked yet"
+    assert not owner.post(b"two")
+    assert owner.post(b"two")
     assert sorted(one.body for one in other.posted()) == [b"other", b"two"]
     assert len({one.seat for one in other.posted()}) == 2
+    owner.close()
+    other.close()
+
+
+def test_a_board_that_lost_its_name_is_left_after_a_while(tmp_path: Path) -> None:
+    """Nobody reads it; until it is looked for anew, whoever waits there waits for the lock."""
+    clock = FakeClock()
+    owner, other = (Board(tmp_path, clock) for _ in range(2))
+    assert owner.post(b"one")
     owner.withdraw()
-    clock.advance(STALE_US / 1e6)
-    assert third.post(b"third"), "the seat is free after so long without a stamp"
-    assert [one.seat for one in third.posted() if one.body == b"third"] == [0]
-    assert not owner.post(b"three")
+    owner._path.unlink()
+    assert other.post(b"other")
+    assert owner.post(b"two")
+    assert [one.body for one in other.posted()] == [b"other"]
+    owner.withdraw()
+    clock.advance(CHECK_US / 1e6)
     assert owner.post(b"three")
-    assert {one.body: one.seat for one in other.posted()}[b"three"] == 2
+    assert sorted(one.body for one in other.posted()) == [b"other", b"three"]
     owner.close()
     other.close()
 
