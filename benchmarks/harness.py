@@ -64,13 +64,13 @@ def say(text: str) -> None:
 def interleave(
     options: Options,
     runs: dict[str, Callable[[], dict[str, Any]]],
-    must: str = HERDSMAN.name,
+    must: tuple[str, ...] = (HERDSMAN.name, "bare"),
     sides: Collection[str] = (),
 ) -> Rounds:
     """Run each once per round, in turn, so that whatever else happens meets all alike.
 
     `sides` are those that take part in the first `side_rounds` only. A contender that fails is
-    reported as failed; only for one whose name begins with `must` the fault is raised.
+    reported as failed; only for one of ours, whose name begins as `must` says, the fault is raised.
     """
     found: Rounds = {name: {"rounds": []} for name in runs}
     peers = {one.name for one in PEERS}
