@@ -107,7 +107,7 @@ def bars(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare with what was promised, for both kinds of jobs of 10 ms."""
     made = []
     for kind, word in KINDS.items():
-        if kind in result["in_turn"]:
+        if kind in result.get("in_turn", {}):
             found = part_of(result["in_turn"][kind])["median"]
             made.append(
                 {"bar": f"share of a bare loop, {word} jobs of 10 ms", "wanted": WANTED,
@@ -131,7 +131,7 @@ def render(result: dict[str, Any]) -> str:
     turns = [
         [f"{KINDS[kind]} jobs of 10 ms, {words}",
          *(f"{at:.1%}" for at in (one[by]["median"], *one[by]["quartiles"]))]
-        for kind, one in result["in_turn"].items()
+        for kind, one in result.get("in_turn", {}).items()
         for by, words in MEASURES.items() if by in one
     ]  # fmt: skip
     beside = table(("in turn with the bare loop", "median", "quartile", "quartile"), turns)

@@ -233,6 +233,26 @@ def test_nobody_holds_the_lock_while_the_disk_works(
     assert free == [True]
 
 
+def test_a_put_does_not_ask_for_the_times_of_the_log(
+    full: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose times were asked for gets new ones when it is written, and a slower flush."""
+    put(full)
+    asked: list[object] = []
+    for name in ("stat", "lstat", "fstat"):
+        real = getattr(os, name)
+
+        def recorded(file: object, real: Callable[..., Any] = real, **options: Any) -> Any:
+            asked.append(os.readlink(f"/proc/self/fd/{file}") if type(file) is int else file)
+            return real(file, **options)
+
+        monkeypatch.setattr(os, name, recorded)
+    put(full)
+    monkeypatch.undo()
+    assert asked, "this test sees what is asked"
+    assert not [file for file in asked if str(file).endswith("-wal")]
+
+
 def test_producers_share_flushes(full: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a slow disk, many threads' puts are made durable together."""
     put(full)
