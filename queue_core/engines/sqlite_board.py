@@ -97,7 +97,7 @@ class Board:
         self._clock = clock
         self._path = folder / f"board{_VERSION}-{clock.boot_id()[:8]}"
         self._fd = -1
-        self._seat, self._pipe, self._link = -1, -1, ""
+        self._seat, self._pipe, self._pipe_name = -1, -1, ""
         self._request, self._stamped_us, self._checked_us = 0, 0, -CHECK_US
         self.taken = False
         self._poll = select.poll()
@@ -320,7 +320,7 @@ class Board:
     def _seated(self, now_us: int) -> bool:
         """Whether we have a seat; else look for one that nobody has locked."""
         if self._seat >= 0:
-            if link_of(self._pipe) == self._link or os.fstat(self._pipe).st_nlink:
+            if link_of(self._pipe) == self._pipe_name or os.fstat(self._pipe).st_nlink:
                 return True
             raise OSError(0, "its pipe was removed")
         if now_us < self._full_until_us:
@@ -335,7 +335,8 @@ class Board:
             except BaseException:
                 os.close(pipe)
                 raise
-            self._seat, self._pipe, self._link = seat, pipe, link_of(pipe) or ""
+            self._seat, self._pipe = seat, pipe
+            self._pipe_name = sqlite_seats.pipe_name(self._folder, seat)
             # No two owners of a seat count the same numbers, as far as chance can tell.
             self._request = int.from_bytes(os.urandom(7), "little")
             self._poll.register(pipe, select.POLLIN)

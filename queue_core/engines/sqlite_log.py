@@ -34,7 +34,6 @@ class Log:
         self._mutex = threading.RLock()
         self._fd = -1
         self._identity: tuple[int, int] | None = None
-        self._link: str | None = None
         self._flushed = 0
 
     def flush(self, ticket: int, commits: int) -> None:
@@ -116,13 +115,10 @@ class Log:
                 return -1
             status = os.fstat(self._fd)
             self._identity = (status.st_dev, status.st_ino)
-            self._link = link_of(self._fd)
         return self._fd
 
     def _has_its_name(self) -> bool:
-        if self._link is not None and link_of(self._fd) == self._link:
-            return True
-        return file_identity(self._name) == self._identity
+        return link_of(self._fd) == self._name or file_identity(self._name) == self._identity
 
     def _close(self) -> None:
         if self._fd >= 0:
@@ -131,11 +127,11 @@ class Log:
 
 
 def link_of(descriptor: int) -> str | None:
-    """Return what the kernel calls an open file now, None where it does not tell.
+    """Return the name an open file has now, None where the kernel does not tell.
 
-    The same as at first: it still has its name. To ask for its status would tell too, but on
-    Linux 6.13 and later a file whose times were asked for gets new ones at the next write, and
-    its inode a place in the journal: every put was a third slower to flush.
+    Its status would tell too, but on Linux 6.13 and later a file whose times were asked for gets
+    new ones at the next write, and its inode a place in the journal: every put was a third slower
+    to flush. A file without a name has one that ends in " (deleted)".
     """
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")

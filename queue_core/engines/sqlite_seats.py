@@ -54,9 +54,14 @@ def _make(path: Path, token_at: int) -> None:
             os.link(made.name, path)
 
 
+def pipe_name(folder: Path, seat: int) -> str:
+    """Return the path of a seat's pipe."""
+    return f"{folder}/seat{seat:02d}"
+
+
 def open_pipe(folder: Path, seat: int) -> int:
     """Return a descriptor of a seat's pipe, made if it is not there. Raises OSError."""
-    path = f"{folder}/seat{seat:02d}"
+    path = pipe_name(folder, seat)
     try:
         fd = os.open(path, _FLAGS | os.O_NONBLOCK)
     except FileNotFoundError:
