@@ -83,9 +83,8 @@ def work(path: Path, seconds: float, at: int) -> None:
                 {"run": 1, "now": now_us, "worker": "bare", "started": f"{{{started}}}"},
             )
             connection.execute(SQL["finish_removes"], {"ids": ids})
-        ((queue, _),) = connection.execute(SQL["claim_queues"], {"holder": 0}).fetchall() or [
-            (0, "")
-        ]
+        waiting = connection.execute(SQL["claim_queues"], {"holder": 0}).fetchall()
+        ((queue, _),) = waiting or [(0, "")]
         parameters = {"queue": queue, "name": task, "limit": BATCH, "holder": at + 1,
                       "now": now_us, "started": 0,
                       "lease": time.monotonic_ns() // 1000 + 60_000_000}  # fmt: skip

@@ -62,7 +62,7 @@ def compare(ours: Place, other: Place, pairs: int) -> dict[str, Any]:
         found["jobs"].append(done[ours].jobs / done[other].jobs)
         if done[other].busy:
             found["busy"].append(done[ours].busy / done[other].busy)
-    return {name: summed(pairs) for name, pairs in found.items() if pairs}
+    return {name: summed(shares) for name, shares in found.items() if shares}
 
 
 def summed(pairs: list[float]) -> dict[str, Any]:

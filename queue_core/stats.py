@@ -199,7 +199,7 @@ class Tally:
 
     def errors(self) -> list[Row]:
         """Return what has to be added to the rows of errors, whose labels are capped."""
-        return [Row(*at, value) for at, value in self._errors.items()] if self._errors else []
+        return [Row(*at, value) for at, value in self._errors.items()]
 
     def rows(self) -> list[Row]:
         """Return what has to be added to the stored rows."""

@@ -135,7 +135,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 def _stand_in() -> None:
     for number in _DEFERRED:
         handler = _c.getsignal(number)
-        if handler is not _note and handler is not None and handler.__class__ is not int:
+        if handler is not _note and callable(handler):
             state.handlers[number] = handler
             _c.signal(number, _note)
 

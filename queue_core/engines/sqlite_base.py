@@ -111,8 +111,9 @@ class SqliteBase:
         """Refuse where no database can be, and where none is when none is to be made."""
         if self.path.is_dir():
             raise DatabaseUnavailable(f"{self.path} is a folder; name a file")
-        if not self._create and not (self.path.exists() and self.path.stat().st_size):
-            what = "is empty" if self.path.exists() else "does not exist"
+        there = self.path.exists()
+        if not self._create and not (there and self.path.stat().st_size):
+            what = "is empty" if there else "does not exist"
             raise DatabaseUnavailable(
                 f"{self.path} {what}; start 'herdsman run', or check the path"
             )

@@ -9,8 +9,8 @@ owner; mark and answer by the leader, who holds the lock of the database. A lead
 moment leaves marks that the database itself tells true or untrue: see `Posted.generation`.
 
 Boundary: what the file's words say; neither SQL nor the lock, and files and pipes are made and
-opened by `sqlite_seats`. Whatever fails here only means
-that nothing is shared. Not for several threads at once: its database's mutex is held.
+opened by `sqlite_seats`. Whatever fails here only means that nothing is shared. Not for several
+threads at once: its database's mutex is held.
 """
 
 from __future__ import annotations

@@ -58,9 +58,8 @@ class SqliteFile(SqliteHandle):
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline):
             connection = self._opened(deadline)
-            self._take_lock(deadline, operation)
+            self._lock_file(connection, deadline, operation)
             try:
-                self._check_same_file(connection)
                 result = self._told(lambda: self._transact(connection, work), deadline)
             finally:
                 self._release_lock()
@@ -105,10 +104,9 @@ class SqliteFile(SqliteHandle):
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline) as hold:
             connection = self._opened(deadline)
-            self._take_lock(deadline, "transaction")
+            self._lock_file(connection, deadline, "transaction")
             owner = os.getpid()
             try:
-                self._check_same_file(connection)
                 self._told(lambda: connection.execute(SQL["begin_write"]), deadline)
                 try:
                     self.user_transaction = True
@@ -236,9 +234,8 @@ class SqliteFile(SqliteHandle):
         deadline = time.monotonic() + self.lock_timeout_seconds
         with self._session(deadline):
             connection = self._opened(deadline)
-            self._take_lock(deadline, "checkpoint")
+            self._lock_file(connection, deadline, "checkpoint")
             try:
-                self._check_same_file(connection)
                 return self._told(lambda: work(connection), deadline)
             finally:
                 self._release_lock()

@@ -152,6 +152,24 @@ class SqliteHandle:
             self._locked_ns, self._operation = time.monotonic_ns(), operation
             self.times.waited(operation, self._locked_ns - began_ns)
 
+    def _lock_file(
+        self,
+        connection: sqlite3.Connection,
+        deadline: float,
+        operation: str,
+        began_ns: int | None = None,
+    ) -> None:
+        """Take the lock, for a connection to the file that has its name now that it is taken.
+
+        Whatever is raised, the lock is free.
+        """
+        self._take_lock(deadline, operation, began_ns)
+        try:
+            self._check_same_file(connection)
+        except BaseException:
+            self._release_lock()
+            raise
+
     def _wait_for_lock(self, lock: FileLock, deadline: float) -> None:
         try:
             taken = lock.acquire(0.0)

@@ -33,7 +33,6 @@ class Log:
         # A signal's handler may put while its own thread flushes: the lock must let it in again.
         self._mutex = threading.RLock()
         self._fd = -1
-        self._identity: tuple[int, int] | None = None
         self._flushed = 0
 
     def flush(self, ticket: int, commits: int) -> None:
@@ -113,12 +112,12 @@ class Log:
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return -1
-            status = os.fstat(self._fd)
-            self._identity = (status.st_dev, status.st_ino)
         return self._fd
 
     def _has_its_name(self) -> bool:
-        return link_of(self._fd) == self._name or file_identity(self._name) == self._identity
+        return link_of(self._fd) == self._name or file_identity(self._name) == file_identity(
+            self._fd
+        )
 
     def _close(self) -> None:
         if self._fd >= 0:
@@ -139,8 +138,8 @@ def link_of(descriptor: int) -> str | None:
         return None
 
 
-def file_identity(path: Path | str) -> tuple[int, int] | None:
-    """Return which file has a name now, None when there is none."""
+def file_identity(path: Path | str | int) -> tuple[int, int] | None:
+    """Return which file has a name now, or is open; None when there is none."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

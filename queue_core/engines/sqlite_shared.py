@@ -141,12 +141,7 @@ class SharedFile(SqliteFile):
         began_ns = time.monotonic_ns()
         alone = self._waiting or (self._company <= 0 and self._try_lock())
         if alone or not self._board.post(body()):
-            self._take_lock(deadline, "enqueue", began_ns)
-            try:
-                self._check_same_file(connection)
-            except BaseException:
-                self._release_lock()
-                raise
+            self._lock_file(connection, deadline, "enqueue", began_ns)
             return None
         self._waiting = True
         try:
@@ -154,9 +149,8 @@ class SharedFile(SqliteFile):
                 if (found := self._await(deadline)) is not None:
                     self.times.waited("enqueue", time.monotonic_ns() - began_ns)
                     return found
-                self._take_lock(deadline, "enqueue", began_ns)
                 # A mark on our request is of a transaction in whatever file has the name now.
-                self._check_same_file(connection)
+                self._lock_file(connection, deadline, "enqueue", began_ns)
                 # Nobody can take it from here on, or give the number of its mark anew.
                 return self._told(lambda: self._taken_before(connection), deadline)
             except QueueError:
