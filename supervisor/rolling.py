@@ -44,7 +44,12 @@ SPARE_BELOW: Final = 4
 
 
 class Rolling:
-    """Grants turns: at most one seat of the whole tree is being replaced."""
+    """Grants turns: at most one successor of the whole tree boots beside its process.
+
+    When it is for having had its time, a pool's next one waits until the last has left and all
+    have booted, so that a pool with long jobs has at most one process more or less than it
+    should. Other pools, and a reload, do not wait for those jobs.
+    """
 
     def __init__(self, tree: Tree, herd: Herd, roster: Roster, notifier: Notifier) -> None:
         self._tree = tree
@@ -180,19 +185,16 @@ class Rolling:
 
     def _over_for(self, seat: Seat) -> bool:
         heir = seat.heir
-        if heir is not None:
-            if not heir.ready:
-                return False
-            old, seat.process, seat.heir = seat.process, heir, None
-            seat.heirs_failed = 0
-            if old is not None:
-                self._herd.retire(old, Cause.RECYCLE)
-            self._roster.publish(seat.squad)
-            return True
-        # Without a successor: the seat is filled again, or something else has happened to it.
-        process = seat.process
-        gone = seat not in seat.squad.seats
-        return gone or process is None or not process.told or process.rung > 0
+        if heir is None:
+            return True  # it failed to boot, or has the seat already: the old one died
+        if not heir.ready:
+            return False
+        old, seat.process, seat.heir = seat.process, heir, None
+        seat.heirs_failed = 0
+        if old is not None:
+            self._herd.retire(old, Cause.RECYCLE)
+        self._roster.publish(seat.squad)
+        return True
 
     def _roll(self, now_ns: int) -> None:
         rest = [squad for squad in (self._roster.web, self._roster.keeper) if squad]
@@ -228,7 +230,14 @@ class Rolling:
         self._fail(why, now_ns)
 
     def _recycle(self, now_ns: int) -> None:
+        changing = {
+            one.seat.squad
+            for one in self._herd.of(Kind.WORKER)
+            if not one.ready or one.asked is Cause.RECYCLE
+        }
         for squad in self._roster.pools:
+            if squad in changing:
+                continue
             limits = judgement.Recycling(
                 max_jobs=squad.limits.max_jobs,
                 max_rss_bytes=squad.limits.max_rss_bytes,
@@ -261,5 +270,4 @@ class Rolling:
             if self._roster.start_heir(seat, now_ns):
                 self._turn = seat
         elif seat.process is not None:
-            self._turn = seat
             self._herd.retire(seat.process, Cause.RECYCLE)

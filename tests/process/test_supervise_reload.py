@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 from tests.process.tree import Host, alive
@@ -151,6 +153,32 @@ def test_workers_are_recycled_one_at_a_time(host: HostMaker) -> None:
         assert running <= 3
     wait_until(lambda: {death["cause"] for death in tree.deaths()} == {"recycle"})
     assert tree.table.pools["a"].failures == 0
+    assert tree.stop() == 0
+
+
+@pytest.mark.parametrize("processes", [2, 4])  # with a successor beside it, and without
+def test_while_an_old_worker_finishes_its_job_its_pool_alone_waits(
+    host: HostMaker, processes: int
+) -> None:
+    """One process more or less at most, however long the jobs; the rest of the tree goes on."""
+    young = {"max_age_seconds": 0.2}
+    tree = host(pools=[["a", processes, young], ["b", processes, young]]).started()
+    (job,) = tree.put("until gate")
+    wait_until(lambda: (slot := tree.running(job)) and slot.retire)
+    slot = tree.running(job)
+    waiting, other = ("a/", "b/") if slot.name.startswith("a") else ("b/", "a/")
+
+    def recycled(pool: str) -> int:
+        names = [event["process"] for event in tree.events("worker_recycled")]
+        return sum(name.startswith(pool) for name in names)
+
+    before, others = recycled(waiting), recycled(other)
+    wait_until(lambda: recycled(other) >= others + 2 * processes)
+    assert recycled(waiting) == before
+    reload(tree)
+    assert tree.running(job)
+    (tree.folder / "gate").touch()
+    wait_until(lambda: recycled(waiting) > before)
     assert tree.stop() == 0
 
 

@@ -158,6 +158,11 @@ def _later(rest: str, folder: Path) -> None:
     act(line, folder)
 
 
+def _until(rest: str, folder: Path) -> None:
+    while not (folder / rest).exists():
+        time.sleep(0.01)
+
+
 def _environment(rest: str, folder: Path) -> None:
     (folder / "environment").write_text(json.dumps(dict(os.environ)))
 
@@ -183,6 +188,7 @@ ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "block_output": _block_output,
     "deaf": _deaf,
     "environment": _environment,
+    "until": _until,
     "later": _later,
     "nothing": lambda rest, folder: None,
 }
