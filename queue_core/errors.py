@@ -50,7 +50,7 @@ class QueueFull(QueueError):
 
 
 class QueueBusy(QueueError):
-    """The write lock did not come free within the deadline; the message names the holder."""
+    """Another process was in the way until the deadline; the message says which one."""
 
 
 class QueueClosed(QueueError):

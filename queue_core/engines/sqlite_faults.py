@@ -27,7 +27,11 @@ def primary_code(error: sqlite3.Error) -> int:
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether somebody is in the way, so that another try may work."""
-    return primary_code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+    return primary_code(error) in {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PROTOCOL,
+    }
 
 
 def is_damage(error: sqlite3.Error) -> bool:
@@ -48,6 +52,13 @@ def of_sqlite(path: Path, error: sqlite3.Error) -> QueueError:
     match primary_code(error):
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return QueueBusy(f"{path} is locked by a program that does not use {path}.lock")
+        case sqlite3.SQLITE_PROTOCOL:
+            # For 10 s a process has been between two steps that take a microsecond: it was
+            # stopped there (sqlite.org/rescode.html#protocol).
+            return QueueBusy(
+                f"{path}: a process that has it open is stopped, and holds up the others; "
+                "continue it (kill -CONT), or end it"
+            )
         case sqlite3.SQLITE_FULL:
             return DatabaseFull(f"{path}: the disk is full; free space, then try again")
         case sqlite3.SQLITE_READONLY:

@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from queue_core import Queue
-from queue_core.lockfile import describe_holder
 from supervisor.slot import Kind
 from tests.campaign import numbers
 from tests.campaign.accounts import Books
@@ -224,7 +223,6 @@ class Library(Arena):
         # Who was killed while frozen would not try to settle a lost claim.
         awake = [pid for pid in self._children("consumer") if pid not in self._frozen]
         if len(awake) > 1 and (not self._froze or self.chance.random() < FREEZE_CHANCE):
-            self._froze = True  # a short campaign tries the fence too
             self._freeze(self.chance.choice(awake))
             return
         kind = self.chance.choice(["producer", "consumer"])
@@ -236,22 +234,35 @@ class Library(Arena):
     def _freeze(self, pid: int) -> None:
         """Freeze a consumer, by preference while it holds claims: those are lost meanwhile.
 
-        Not while it holds the lock, though, which would let nobody take them.
+        Not while it holds a lock, though, which would let nobody take them, and SQLite's
+        readers, ours too, give up.
         """
         claims: list[tuple[int, int]] = []
         for _ in range(FREEZE_TRIES):
             os.kill(pid, signal.SIGSTOP)
-            with closing(sqlite3.connect(self.database)) as connection:
-                claims = connection.execute(HOLDS, (f"pid {pid}",)).fetchall()
-            holder = describe_holder(Path(f"{self.database}.lock"))
-            if claims and not holder.startswith(f"process {pid} "):
-                break
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            if not self._locks(pid):
+                with closing(sqlite3.connect(self.database)) as connection:
+                    claims = connection.execute(HOLDS, (f"pid {pid}",)).fetchall()
+                if claims:
+                    break
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.002)
-        os.kill(pid, signal.SIGSTOP)
+        else:
+            return  # nothing to lose
         for claim in claims:
             write(self.folder, "frozen", *claim)
+        self._froze = True  # from here on by chance: a short campaign tries the fence too
         self._frozen[pid] = (time.monotonic() + FREEZE_SECONDS_MAX, claims)
+
+    def _locks(self, pid: int) -> bool:
+        """Whether a process keeps others from a file of the database: our lock, and SQLite's."""
+        files = {str(path.stat().st_ino) for path in self.database.parent.iterdir()}
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            fields = line.split()  # number, kind, advisory, mode, pid, device:inode, start, end
+            if fields[3:5] == ["WRITE", str(pid)] and fields[5].rpartition(":")[2] in files:
+                return True
+        return False
 
     def _thaw(self) -> bool:
         """Wake whose jobs are another's now, or who slept long enough; say whether all are awake.
