@@ -209,7 +209,9 @@ class Library(Arena):
         """Start the loops as well."""
         self._frozen: dict[int, tuple[float, list[tuple[int, int]]]] = {}
         """Until when at most each is frozen, and the claims it had."""
-        self._froze = False
+        self._thawed: dict[int, list[tuple[int, int]]] = {}
+        """Who is awake again, and has not tried to settle all of them yet."""
+        self._lost = False
         super().begin()
         for _ in range(self.consumers):
             self._fork("consumer", self._consume)
@@ -220,12 +222,14 @@ class Library(Arena):
     def strike(self) -> None:
         """Kill a producer or a consumer; freeze one now and then, so that its lease is lost."""
         self._thaw()
-        # Who was killed while frozen would not try to settle a lost claim.
-        awake = [pid for pid in self._children("consumer") if pid not in self._frozen]
-        if len(awake) > 1 and (not self._froze or self.chance.random() < FREEZE_CHANCE):
+        # Who is killed before would not try to settle a lost claim.
+        spared = self._frozen.keys() | self._thawed.keys()
+        awake = [pid for pid in self._children("consumer") if pid not in spared]
+        # A short campaign tries the fence too.
+        if len(awake) > 1 and (not self._lost or self.chance.random() < FREEZE_CHANCE):
             self._freeze(self.chance.choice(awake))
             return
-        kind = self.chance.choice(["producer", "consumer"])
+        kind = self.chance.choice(["producer", "consumer"] if awake else ["producer"])
         pid = self.chance.choice(awake if kind == "consumer" else self._children(kind))
         work = self._pids[pid]
         self._kill_child(pid)
@@ -252,34 +256,48 @@ class Library(Arena):
             return  # nothing to lose
         for claim in claims:
             write(self.folder, "frozen", *claim)
-        self._froze = True  # from here on by chance: a short campaign tries the fence too
         self._frozen[pid] = (time.monotonic() + FREEZE_SECONDS_MAX, claims)
 
     def _locks(self, pid: int) -> bool:
-        """Whether a process keeps others from a file of the database: our lock, and SQLite's."""
-        files = {str(path.stat().st_ino) for path in self.database.parent.iterdir()}
-        for line in Path("/proc/locks").read_text("ascii").splitlines():
-            fields = line.split()  # number, kind, advisory, mode, pid, device:inode, start, end
-            if fields[3:5] == ["WRITE", str(pid)] and fields[5].rpartition(":")[2] in files:
-                return True
+        """Whether a stopped process keeps others from the database: by our lock, or SQLite's.
+
+        What /proc/locks tells of all processes is read in pieces, and may leave some out.
+        """
+        for info in Path(f"/proc/{pid}/fdinfo").iterdir():
+            path = os.readlink(f"/proc/{pid}/fd/{info.name}")
+            if path in (f"{self.database}.lock", f"{self.database}-shm"):
+                found = [line.split() for line in info.read_text().splitlines()]
+                if any(line[0] == "lock:" and "WRITE" in line for line in found):
+                    return True
         return False
 
     def _thaw(self) -> bool:
-        """Wake whose jobs are another's now, or who slept long enough; say whether all are awake.
+        """Wake whose jobs are another's now, or who slept long enough.
 
-        Whoever has such a job lingers over it, so that the sleeper tries to settle it too.
+        Whoever has such a job lingers over it, so that the sleeper tries to settle it too. Return
+        whether nobody is frozen, or is yet to try.
         """
         with closing(sqlite3.connect(self.database)) as connection:
             for pid, (until, claims) in list(self._frozen.items()):
                 taken = any(connection.execute(TAKEN, claim).fetchone() for claim in claims)
                 if taken or time.monotonic() > until:
+                    self._lost |= taken
+                    self._thawed[pid] = claims
                     del self._frozen[pid]
                     os.kill(pid, signal.SIGCONT)
-        return not self._frozen
+        if self._thawed:
+            notes = (self.folder / "notes").read_text(errors="replace")
+            for pid, claims in list(self._thawed.items()):
+                if all(
+                    any(f"\n{word} {id_} {run} " in notes for word in ("settled", "stale"))
+                    for id_, run in claims
+                ):
+                    del self._thawed[pid]
+        return not self._frozen and not self._thawed
 
     def settle(self) -> None:
         """Let the loops finish what is left, and end them."""
-        wait_until(self._thaw, poll_seconds=0.02, what="nobody is frozen")
+        wait_until(self._thaw, poll_seconds=0.02, what="the frozen have settled what they can")
         super().settle()
         for pid in self._children("consumer"):
             self._kill_child(pid)
