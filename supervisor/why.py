@@ -150,7 +150,7 @@ def _tree(tree: Tree, facts: Facts) -> Iterator[Finding]:
         if pool.active:
             yield from _pool(pool, tree, facts)
     for person in tree.people:
-        yield from _person(person)
+        yield from _person(person, tree.supervisor_pid)
 
 
 def _pool(pool: PoolFacts, tree: Tree, facts: Facts) -> Iterator[Finding]:
@@ -211,7 +211,7 @@ def _pool(pool: PoolFacts, tree: Tree, facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _person(person: Person) -> Iterator[Finding]:
+def _person(person: Person, supervisor_pid: int) -> Iterator[Finding]:
     worker = person.kind is Kind.WORKER
     name = f"worker {person.name}" if worker else f"the {person.name}"
     if person.state is WorkerState.STARTING:
@@ -219,7 +219,8 @@ def _person(person: Person) -> Iterator[Finding]:
             yield Finding(
                 level=Level.LOOK, code="boot_slow", about=name,
                 what=f"{name}: has been starting for {span(person.age_seconds)}",
-                next=f"see what its handlers do at import: `kill -USR2 {person.pid}` logs stacks",
+                next="see what its handlers do at import: "
+                f"`kill -USR2 {supervisor_pid}` logs all stacks",
             )  # fmt: skip
         return
     if person.job and person.limit_seconds:
@@ -230,8 +231,8 @@ def _person(person: Person) -> Iterator[Finding]:
                 level=Level.LOOK, code=f"job_{past}_timeout", about=name,
                 what=f"{name}: runs job {person.job} for {span(person.since_seconds)}, {past} its "
                 f"timeout of {span(person.limit_seconds)}",
-                next=f"`kill -USR2 {person.pid}` logs where it is; raise the timeout if it is "
-                "only slow",
+                next=f"`kill -USR2 {supervisor_pid}` logs where it is; raise the timeout if it "
+                "is only slow",
             )  # fmt: skip
     silent_seconds = SILENT_SECONDS if worker else judgement.KEEPER_TICK_SECONDS
     if not person.job and person.beat_age_seconds > silent_seconds:

@@ -198,27 +198,6 @@ def test_usr1_reopens_the_logs_of_everyone(host: HostMaker) -> None:
     assert tree.stop() == 0
 
 
-def test_usr2_shows_stacks_even_of_a_job_that_holds_the_interpreter(host: HostMaker) -> None:
-    """The dump is written by C code, which asks no lock."""
-    tree = host(pools=[["a", 1, {}]]).started()
-    running(tree, "hold_gil 600")
-    tree.send(signal.SIGUSR2)
-    stacks = wait_until(
-        lambda: (
-            (found := {one["process"]: one["stacks"] for one in tree.events("process_stacks")})
-            and len(found) == 3
-            and found
-        )
-    )
-    assert "in _hold_gil" in stacks["a/0"]
-    assert "in main" in stacks["keeper"]
-    assert "in _on_signal" in stacks["supervisor"]
-    assert tree.output() == "", "a stack was written beside the log"
-    status = {one["process"]: one for one in tree.events("process_status")}
-    assert status["a/0"]["state"] == "RUN"
-    assert len(tree.workers()) == 1
-
-
 def test_ttin_and_ttou_change_the_size_of_the_pool(host: HostMaker) -> None:
     """One more, one less, never none; leaving by scale is no crash, however often."""
     tree = host(pools=[["a", 1, {}]]).started()

@@ -17,11 +17,19 @@ FAST = {"supervisor.policy.BACKOFF_BASE_SECONDS": 0.02, "supervisor.judgement.AB
 def take_descriptors(pid: int) -> int:
     """Let a process open no descriptor until it closes one; return the limit before."""
 
-    def lowest_free() -> int:
-        taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-        return next(number for number in range(len(taken) + 1) if number not in taken)
+    def asleep() -> str:
+        """Say how often it has gone to sleep, while it sleeps; some are open for a moment only."""
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        told = dict(line.split(":\t", 1) for line in lines)
+        return told["voluntary_ctxt_switches"] if told["State"].startswith("S") else ""
 
-    free = min(lowest_free() for _ in range(50))  # some are open for a moment only
+    def taken() -> set[int] | None:
+        before = asleep()
+        found = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        return found if before and asleep() == before else None
+
+    open_now = wait_until(taken, poll_seconds=0.001)
+    free = next(number for number in range(len(open_now) + 1) if number not in open_now)
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, hard))
     return soft

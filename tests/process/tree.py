@@ -14,6 +14,7 @@ import faulthandler
 import fcntl
 import gc
 import importlib
+import itertools
 import json
 import os
 import select
@@ -23,6 +24,7 @@ import sys
 import termios
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +160,15 @@ def _later(rest: str, folder: Path) -> None:
     act(line, folder)
 
 
+def _babble(rest: str, folder: Path) -> None:
+    def deeper(steps: int) -> str:
+        return deeper(steps - 1) if steps else traceback.format_exc()
+
+    while not (folder / rest).exists():
+        for _ in range(100):
+            deeper(5)
+
+
 def _until(rest: str, folder: Path) -> None:
     while not (folder / rest).exists():
         time.sleep(0.01)
@@ -189,6 +200,8 @@ ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "deaf": _deaf,
     "environment": _environment,
     "until": _until,
+    "stick": lambda rest, folder: sum(itertools.repeat(1)) and None,
+    "babble": _babble,
     "later": _later,
     "nothing": lambda rest, folder: None,
 }

@@ -170,6 +170,13 @@ def test_each_thing_that_does_not_work_has_one_sentence(code: str) -> None:
     assert found.level < Level.NOTE
 
 
+@pytest.mark.parametrize("code", ["boot_slow", "job_near_timeout", "job_past_timeout"])
+def test_stacks_are_asked_of_the_supervisor_which_logs_them(code: str) -> None:
+    """A worker that is asked writes them where only the supervisor looks."""
+    found = next(one for one in why.explain(CASES[code][0]) if one.code == code)
+    assert "`kill -USR2 7`" in found.next
+
+
 def test_a_missing_keeper_or_web_is_told_and_the_keeper_is_worse() -> None:
     """Without a keeper leases run out; without pages nobody sees, yet jobs are run."""
     keeper, web = why.explain(facts(trees=(tree(people=PEOPLE[2:]),)))

@@ -1,0 +1,89 @@
+"""Show what every process does, and hurt none by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from supervisor import stacks
+from tests.conftest import wait_until
+from tests.process.conftest import HostMaker
+from tests.process.tree import Host, alive
+
+ASKED = 8_000
+"""One in a thousand to eight thousand was fatal where the stacks were written in C."""
+
+
+def show(tree: Host) -> dict[str, str]:
+    """Ask for the stacks of all, and return them by process."""
+    before = len(tree.events("process_stacks"))
+    tree.send(signal.SIGUSR2)
+    number = 1 + len(tree.slots())
+    wait_until(lambda: len(tree.events("process_stacks")) == before + number)
+    return {one["process"]: one["stacks"] for one in tree.events("process_stacks")[before:]}
+
+
+def started_on(tree: Host, line: str) -> int:
+    """Put a job, and return the pid of the worker that runs it."""
+    (job,) = tree.put(line)
+    return int(wait_until(lambda: tree.running(job)).pid)
+
+
+def test_usr2_shows_stacks_even_of_a_job_that_never_comes_back(host: HostMaker) -> None:
+    """Its dump is written by C code, which asks no lock; the others' by their interpreters."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    started_on(tree, "stick")
+    found = show(tree)
+    assert found.keys() == {"supervisor", "a/0", "keeper"}
+    assert "in act" in found["a/0"]
+    assert "in _on_ask" not in found["a/0"]
+    assert "in _on_ask" in found["keeper"]
+    assert "in main" in found["keeper"]
+    assert "in _on_signal" in found["supervisor"]
+    assert tree.output() == "", "a stack was written beside the log"
+    status = {one["process"]: one for one in tree.events("process_status")}
+    assert status["a/0"]["state"] == "RUN"
+    assert len(tree.workers()) == 1
+
+
+def test_who_is_asked_again_shows_where_it_is_now(host: HostMaker) -> None:
+    """What was written before is not shown again."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    (job,) = tree.put("until gate")
+    wait_until(lambda: tree.running(job))
+    assert "in _until" in show(tree)["a/0"]
+    (tree.folder / "gate").touch()
+    wait_until(lambda: tree.names("done") == [job])
+    found = show(tree)["a/0"]
+    assert "in main" in found
+    assert "in _until" not in found
+
+
+def test_a_stopped_process_does_not_keep_the_others_from_being_shown(host: HostMaker) -> None:
+    """Its line says that there are none."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    pid = started_on(tree, "until gate")
+    os.kill(pid, signal.SIGSTOP)
+    found = show(tree)
+    assert found["a/0"].startswith("it wrote none")
+    assert "in main" in found["keeper"]
+    os.kill(pid, signal.SIGCONT)
+    (tree.folder / "gate").touch()
+    assert tree.stop() == 0
+
+
+def test_a_busy_worker_survives_thousands_of_questions(host: HostMaker) -> None:
+    """It answers between two steps of the interpreter; its file stays small."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    pid = started_on(tree, "babble gate")
+    (slot,) = [one for one in tree.slots() if one.pid == pid]
+    for _ in range(ASKED):
+        os.kill(pid, stacks.ASK)
+        time.sleep(0.0002)  # apart, so that the kernel does not merge them
+    (tree.folder / "gate").touch()
+    wait_until(lambda: tree.names("done") == [1])
+    assert alive(pid)
+    assert 0 < Path(slot.stack_path).stat().st_size < 2 * stacks.STACK_FILE_BYTES_MAX
+    assert tree.stop() == 0
