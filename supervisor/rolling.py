@@ -46,9 +46,9 @@ SPARE_BELOW: Final = 4
 class Rolling:
     """Grants turns: at most one successor of the whole tree boots beside its process.
 
-    When it is for having had its time, a pool's next one waits until the last has left and all
-    have booted, so that a pool with long jobs has at most one process more or less than it
-    should. Other pools, and a reload, do not wait for those jobs.
+    A pool in which one leaves, or has yet to boot, replaces none for its age or its jobs: with
+    long jobs it would come to twice its processes, or to none that works. What a small pool
+    cannot wait with is memory, and an operator's wish. Other pools, and a reload, never wait.
     """
 
     def __init__(self, tree: Tree, herd: Herd, roster: Roster, notifier: Notifier) -> None:
@@ -230,18 +230,20 @@ class Rolling:
         self._fail(why, now_ns)
 
     def _recycle(self, now_ns: int) -> None:
-        changing = {
+        leaving = {
             one.seat.squad
             for one in self._herd.of(Kind.WORKER)
-            if not one.ready or one.asked is Cause.RECYCLE
+            if one.told and one.asked not in (Cause.SCALE, Cause.DRAIN)
         }
         for squad in self._roster.pools:
-            if squad in changing:
+            small = len(squad.seats) < SPARE_BELOW
+            patient = squad in leaving or not all(self._settled(seat) for seat in squad.seats)
+            if patient and not small:
                 continue
             limits = judgement.Recycling(
-                max_jobs=squad.limits.max_jobs,
+                max_jobs=None if patient else squad.limits.max_jobs,
                 max_rss_bytes=squad.limits.max_rss_bytes,
-                max_age_seconds=squad.limits.max_age_seconds,
+                max_age_seconds=None if patient else squad.limits.max_age_seconds,
             )
             for seat in squad.seats:
                 process = seat.process
@@ -262,7 +264,7 @@ class Rolling:
                 if why is None or now_ns < seat.heir_at_ns:
                     continue
                 log.info(WORKER_RECYCLED, process=seat.name, why=why)
-                self._grant(seat, now_ns, spare=len(squad.seats) < SPARE_BELOW)
+                self._grant(seat, now_ns, spare=small)
                 return
 
     def _grant(self, seat: Seat, now_ns: int, *, spare: bool) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 
 import pytest
 
+from supervisor import asking
+from supervisor.slots import SlotTable
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 from tests.process.tree import Host, alive
@@ -19,6 +22,13 @@ def reload(tree: Host, outcome: str = "reload_finished") -> None:
     before = len(tree.events(outcome))
     tree.send(signal.SIGHUP)
     wait_until(lambda: len(tree.events(outcome)) > before, what=outcome)
+
+
+def wish(tree: Host, name: str) -> None:
+    """Ask for a worker to be replaced, as `herdsman workers restart` does."""
+    with closing(SlotTable.attach(tree.folder / "tree.slots")) as table:
+        (slot,) = [one for one in table.live() if one.name == name and not one.retire]
+        asking.ask_slot(table, slot)
 
 
 def test_a_reload_replaces_every_process_and_interrupts_no_job(host: HostMaker) -> None:
@@ -179,6 +189,37 @@ def test_while_an_old_worker_finishes_its_job_its_pool_alone_waits(
     assert tree.running(job)
     (tree.folder / "gate").touch()
     wait_until(lambda: recycled(waiting) > before)
+    assert tree.stop() == 0
+
+
+def test_a_big_pool_never_lacks_more_than_one_worker(host: HostMaker) -> None:
+    """The next has its turn when the successor of the last has booted."""
+    tree = host(pools=[["a", 4, {"max_age_seconds": 0.2}]]).started()
+    (tree.folder / "boot").write_text("sleep 0.2")
+    at_work: list[int] = []
+
+    def recycled_often() -> bool:
+        slots = [slot for slot in tree.slots() if slot.name.startswith("a/")]
+        at_work.append(sum(1 for slot in slots if slot.ready_ns and not slot.retire))
+        return len(tree.events("worker_recycled")) >= 8
+
+    wait_until(recycled_often)
+    assert min(at_work) == 3
+    assert tree.stop() == 0
+
+
+def test_what_an_operator_wishes_does_not_wait_for_a_long_job(host: HostMaker) -> None:
+    """In a small pool, whose other worker is leaving."""
+    tree = host(pools=[["a", 2, {}]]).started()
+    (job,) = tree.put("until gate")
+    busy = wait_until(lambda: tree.running(job)).name
+    (idle,) = {"a/0", "a/1"} - {busy}
+    for name in (busy, idle):
+        wish(tree, name)
+        wait_until(lambda name=name: len(tree.events("worker_recycled")) == 1 + (name == idle))
+    wait_until(lambda: tree.table.pools["a"].ready == 2 and len(tree.slots()) == 4)
+    assert tree.running(job)
+    (tree.folder / "gate").touch()
     assert tree.stop() == 0
 
 
