@@ -96,6 +96,7 @@ class Process:
     rung: int = 0
     rung_at_ns: int | None = None
     killed_ns: int | None = None
+    aborted: bool = False
     told: bool = False
     sampled_ns: int = 0
 
@@ -201,6 +202,7 @@ class Herd:
         process.rung += 1
         process.rung_at_ns = None if step.then_ns is None else now_ns + step.then_ns
         self.due(process.rung_at_ns)
+        process.aborted |= step.signum == signal.SIGABRT
         if step.signum == signal.SIGKILL:
             process.killed_ns = now_ns
             self.due(now_ns + policy.SECOND_NS)
@@ -246,6 +248,7 @@ class Herd:
             jobs_done=slot.jobs_done,
             oom=oom,
             forced=process.rung > 0,
+            aborted=process.aborted,
             unsettled=running,
         )
         if death.cause is Cause.DRAIN and running:

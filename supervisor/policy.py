@@ -118,16 +118,21 @@ def diagnose(
     jobs_done: int,
     oom: bool = False,
     forced: bool = False,
+    aborted: bool = False,
     unsettled: bool = False,
 ) -> Death:
     """Name the cause of an end, from what the kernel said and what had been asked for.
 
-    `forced`: the supervisor had sent ABRT or KILL. `unsettled`: a job was running
-    (a code of 0 then is a job that called `os._exit(0)`, and no clean end).
+    `forced`: the supervisor had begun to end it against its will. `aborted`: it had
+    sent ABRT, whose stack, written in the middle of a Python step, may itself be fatal.
+    `unsettled`: a job was running (a code of 0 then is a job that called
+    `os._exit(0)`, and no clean end).
     """
     unavailable = not signal_number and exit_code == EXIT_UNAVAILABLE
     clean = not signal_number and exit_code == EXIT_OK and not unsettled
-    ours = forced and signal_number in (signal.SIGABRT, signal.SIGKILL)
+    ours = (forced and signal_number in (signal.SIGABRT, signal.SIGKILL)) or (
+        aborted and signal_number in (signal.SIGSEGV, signal.SIGBUS)
+    )
     if asked is not None and (ours or clean or (not was_ready and asked in EXPECTED)):
         cause = asked
     elif signal_number == signal.SIGKILL and oom:

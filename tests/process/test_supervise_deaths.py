@@ -76,6 +76,15 @@ def test_a_job_past_its_hard_deadline_is_ended_with_its_stack(host: HostMaker) -
     survives(tree)
 
 
+def test_a_fault_while_the_stack_is_written_is_no_crash_of_the_job(host: HostMaker) -> None:
+    """ABRT brought it about: the end has the cause that ABRT had."""
+    tree = host(pools=[["a", 1, {}]], hard_seconds=0.4, constants=FAST).started()
+    (job,) = tree.put("fault_on_abort")
+    death = death_of(tree, job)
+    assert (death["cause"], death["signal"]) == ("timeout", signal.SIGSEGV)
+    survives(tree)
+
+
 def test_a_stopped_worker_past_its_deadline_is_killed(host: HostMaker) -> None:
     """ABRT stays pending in a stopped process; KILL follows."""
     tree = host(pools=[["a", 1, {}]], hard_seconds=0.3, constants=FAST).started()

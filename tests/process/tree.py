@@ -169,6 +169,14 @@ def _babble(rest: str, folder: Path) -> None:
             deeper(5)
 
 
+def _fault_on_abort(rest: str, folder: Path) -> None:
+    """Have ABRT jump to where there is no code, as if it were fatal to write the stack."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(signal.SIGABRT, 8)
+    time.sleep(600)
+
+
 def _until(rest: str, folder: Path) -> None:
     while not (folder / rest).exists():
         time.sleep(0.01)
@@ -200,6 +208,7 @@ ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "deaf": _deaf,
     "environment": _environment,
     "until": _until,
+    "fault_on_abort": _fault_on_abort,
     "stick": lambda rest, folder: sum(itertools.repeat(1)) and None,
     "babble": _babble,
     "later": _later,

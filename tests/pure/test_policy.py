@@ -67,6 +67,8 @@ def delay(step: policy.Step, now_ns: int = 0) -> float:
         ({"asked": Cause.DRAIN, "signal_number": 9, "forced": True}, Cause.DRAIN),
         ({"asked": Cause.DRAIN, "signal_number": 6, "forced": True}, Cause.DRAIN),
         ({"asked": Cause.DRAIN, "signal_number": 11, "forced": True}, Cause.SIGNAL),
+        ({"asked": Cause.DRAIN, "signal_number": 11, "forced": True, "aborted": True},
+         Cause.DRAIN),
         ({"asked": Cause.DRAIN, "unsettled": True}, Cause.EXIT),
         ({"asked": Cause.RECYCLE, "exit_code": 1}, Cause.EXIT),
         ({"asked": Cause.TIMEOUT, "signal_number": 6, "forced": True}, Cause.TIMEOUT),
