@@ -50,7 +50,10 @@ class QueueFull(QueueError):
 
 
 class QueueBusy(QueueError):
-    """Another process was in the way until the deadline; the message says which one."""
+    """Another process was in the way until the deadline; the message says which, if that is known.
+
+    One that was stopped in the middle of a step holds up others for 10 s, whatever the deadline.
+    """
 
 
 class QueueClosed(QueueError):

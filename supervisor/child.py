@@ -8,7 +8,6 @@ process does is a function passed in; when it is started or ended is
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import multiprocessing
 import os
 import random
@@ -123,7 +122,7 @@ class Child:
         self._interruptible = False
         self._window = _Window(self)
         self._handlers: dict[signal.Signals, Any] = {}
-        self._stack_fd = -1
+        self._stacks = stacks.Writer()
         self._news_fd = news_fd
 
     @property
@@ -211,16 +210,6 @@ class Child:
     def _on_nothing(self, signum: int, frame: FrameType | None) -> None:
         """Take a signal that means nothing here; SIG_IGN would reach executed programs too."""
 
-    def _on_ask(self, signum: int, frame: FrameType | None) -> None:
-        if self._stack_fd < 0 or (frame and frame.f_code is Child._on_ask.__code__):
-            return  # asked while answering: a storm of questions would go too deep
-        try:
-            if os.fstat(self._stack_fd).st_size > stacks.STACK_FILE_BYTES_MAX:
-                os.ftruncate(self._stack_fd, 0)
-        except OSError:
-            return
-        faulthandler.dump_traceback(self._stack_fd, all_threads=True)
-
     def install(self, wake: tuple[int, int] | None) -> None:
         """Install handlers and the wake descriptor; signals are still masked."""
         if wake is None:
@@ -238,24 +227,14 @@ class Child:
             signal.SIGALRM: self._on_alarm,
             signal.SIGWINCH: self._on_nothing,
             signal.SIGPIPE: signal.SIG_IGN,
-            stacks.ASK: self._on_ask,
+            stacks.ASK: self._stacks.on_ask,
         }
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
         # Bound methods are made anew at each look; remember the very objects installed.
         self._handlers = {signum: signal.getsignal(signum) for signum in handlers}
-        signal.signal(stacks.FORCE, self._on_nothing)  # until faulthandler takes it
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-
-    def open_stacks(self) -> None:
-        """Point faulthandler at the slot's file: fatal signals, and stacks under a held GIL."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            self._stack_fd = os.open(self.slot.stack_path, flags, 0o600)
-        except OSError:
-            return  # without stacks, but alive: its signals have handlers by now
-        faulthandler.enable(file=self._stack_fd, all_threads=True)
-        faulthandler.register(stacks.FORCE, file=self._stack_fd, all_threads=True)
+        self._stacks.open(self.slot.stack_path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +320,6 @@ def _first_steps(
         slot.pid, slot.start_time = os.getpid(), start_time()
         child = Child(role, slot, table, parent_pid=parent_pid, news_fd=news_fd)
         child.install(wake)
-        child.open_stacks()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         random.seed()
         setproctitle.setproctitle(f"{TITLE}{role.name}")

@@ -63,6 +63,18 @@ def cpu_us(pid: int | str = "self") -> int:
         return 0
 
 
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state (R runs or could, S and D wait, T is stopped).
+
+    "?" when there is no such process. Source: proc_pid_stat(5).
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return "?"
+
+
 def start_time(pid: int | str = "self") -> int:
     """Return when a process started, in clock ticks since boot; 0 when there is none.
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import traceback
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from supervisor import stacks
 from supervisor.herd import Herd, Process
+from supervisor.linux import cpu_us, state_of
 from supervisor.policy import SECOND_NS
 
 log = structlog.get_logger("herdsman.supervise")
@@ -21,27 +23,40 @@ log = structlog.get_logger("herdsman.supervise")
 PROCESS_STATUS: Final = "process_status"
 PROCESS_STACKS: Final = "process_stacks"
 
-ASKED_SECONDS: Final = 1.0
-"""So long the interpreter of a process has time to answer; one that is stuck never does."""
-FORCED_SECONDS: Final = 0.3
-"""So long, after it, one has to write them in C."""
-POLL_SECONDS: Final = 0.05
+POLL_NS: Final = SECOND_NS // 20
+ASKED_NS: Final = SECOND_NS
+ASKED_LOOKS: Final = 10
+"""So long, and so often looked at, a process has time to answer before it counts as stuck; it
+may be we who slept."""
+STUCK_CPU_US: Final = 100_000
+"""So much processor time without an answer is spent in C: a Python step would have given one."""
+FORCED_NS: Final = SECOND_NS // 2
+"""So long one that is stuck has to write its stack in C."""
+ANSWER_NS: Final = 5 * SECOND_NS
+NOTHING: Final = "it wrote none: it is stopped, has no processor time, or cannot write its file"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Question:
+    """What a process was asked, and how much of its file was there before."""
+
+    before_bytes: int
+    asked_ns: int
+    cpu_us: int
+    looks: int = 0
+    forced_ns: int | None = None
 
 
 class Showing:
-    """One request at a time; another one while it lasts begins it anew."""
+    """Who has yet to answer; asked by two requests, it answers both at once."""
 
     def __init__(self, herd: Herd) -> None:
         self._herd = herd
-        self._until_ns: int | None = None
-        self._forced = False
-        self._before: dict[Process, int] = {}
-        self._seen: dict[Process, int] = {}
-        """How many bytes of stacks each had at the beginning, and at the last look."""
+        self._open: dict[Process, _Question] = {}
+        self._look_at_ns = 0
 
     def begin(self, now_ns: int) -> None:
         """Log a line for everyone, and have all write their stacks; our own is at hand."""
-        self._before, self._seen, self._forced = {}, {}, False
         for process in self._herd.processes.values():
             slot = process.slot
             log.info(
@@ -50,42 +65,58 @@ class Showing:
                 job=slot.job or None, jobs_done=slot.jobs_done, jobs_failed=slot.jobs_failed,
                 rss_bytes=slot.rss_bytes,
             )  # fmt: skip
+            if process in self._open:
+                continue
             if stacks.size(slot.stack_path) > stacks.STACK_FILE_BYTES_MAX // 2:
                 slot.clear_stack()
-            self._before[process] = stacks.size(slot.stack_path)
+            self._open[process] = _Question(
+                before_bytes=stacks.size(slot.stack_path),
+                asked_ns=now_ns,
+                cpu_us=cpu_us(process.pid),
+            )
             self._herd.send(process, stacks.ASK)  # masked in a child until it has a handler
         own = "".join(traceback.format_stack()).strip()
         log.info(PROCESS_STACKS, process="supervisor", pid=os.getpid(), stacks=own)
-        self._wait(now_ns, ASKED_SECONDS)
-
-    def _wait(self, now_ns: int, seconds: float) -> None:
-        self._until_ns = now_ns + int(seconds * SECOND_NS)
-        self._herd.due(now_ns + int(POLL_SECONDS * SECOND_NS))
 
     def turn(self, now_ns: int) -> None:
-        """Log the stacks once all have written them; have them written in C by who does not."""
-        if self._until_ns is None:
+        """Log the stacks of who has written them; ask the others again."""
+        if not self._open:
             return
-        living = [one for one in self._herd.processes.values() if one in self._before]
-        sizes = {one: stacks.size(one.slot.stack_path) for one in living}
-        silent = [one for one in living if sizes[one] <= self._before[one]]
-        # Of two looks that show the same, the second finds no process in the middle of its own.
-        if (silent or sizes != self._seen) and now_ns < self._until_ns:
-            self._seen = sizes
-            for process in silent:
-                self._herd.send(process, stacks.ASK)  # it may have been answering another
-            self._herd.due(min(self._until_ns, now_ns + int(POLL_SECONDS * SECOND_NS)))
-            return
-        if silent and not self._forced:
-            self._forced = True
-            for process in silent:
-                self._herd.send(process, stacks.FORCE)
-            self._wait(now_ns, FORCED_SECONDS)
-            return
-        self._until_ns = None
-        for process in living:
-            text = process.slot.stack_text(self._before[process])
-            log.info(
-                PROCESS_STACKS, process=process.seat.name, pid=process.pid,
-                stacks=text or "it wrote none: it is stopped, or has only just begun",
-            )  # fmt: skip
+        if now_ns >= self._look_at_ns:
+            self._look_at_ns = now_ns + POLL_NS
+            for process in list(self._open):
+                if self._herd.processes.get(process.forked.pidfd) is not process:
+                    del self._open[process]  # dead: what it left is told with its end
+                elif (text := self._look(process, self._open[process], now_ns)) is not None:
+                    del self._open[process]
+                    log.info(
+                        PROCESS_STACKS, process=process.seat.name, pid=process.pid, stacks=text
+                    )
+        if self._open:
+            self._herd.due(self._look_at_ns)
+
+    def _look(self, process: Process, question: _Question, now_ns: int) -> str | None:
+        """Return what to show; None: ask again, or at last make it answer, and look later."""
+        path, before_bytes = process.slot.stack_path, question.before_bytes
+        answer = stacks.answer(path, before_bytes)
+        if answer is not None:
+            return answer
+        if question.forced_ns is not None:
+            late = now_ns - question.forced_ns >= FORCED_NS
+            return (stacks.read(path, before_bytes) or NOTHING) if late else None
+        since_ns = now_ns - question.asked_ns
+        if since_ns >= ANSWER_NS:
+            return NOTHING
+        question.looks += 1
+        if since_ns >= ASKED_NS and question.looks >= ASKED_LOOKS and _stuck(process, question):
+            question.forced_ns = now_ns
+            self._herd.send(process, stacks.FORCE)
+        else:
+            self._herd.send(process, stacks.ASK)  # it may have been answering another
+        return None
+
+
+def _stuck(process: Process, question: _Question) -> bool:
+    """Whether a process is in C, where its stack does not change, and stays there."""
+    state = state_of(process.pid)
+    return state in "SD" or (state == "R" and cpu_us(process.pid) - question.cpu_us >= STUCK_CPU_US)

@@ -380,6 +380,6 @@ class Slot(Record):
         """Empty the stack file."""
         stacks.clear(self._stack_path)
 
-    def stack_text(self, since_bytes: int = 0) -> str:
-        """Return the stacks the process left, bounded, without the first bytes of the file."""
-        return stacks.read(self._stack_path, since_bytes)
+    def stack_text(self) -> str:
+        """Return the stacks the process left, bounded."""
+        return stacks.read(self._stack_path)

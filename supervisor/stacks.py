@@ -1,24 +1,70 @@
 """Keep the stacks that a process leaves, in a file that outlives its death.
 
-Boundary: one file; who writes is faulthandler in the process itself, who reads is whoever
-tells of the process.
+Boundary: one file. The process itself writes into it, through `Writer`, and when it dies of a
+fatal signal; who reads is whoever tells of the process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
+from types import FrameType
 from typing import Final
 
 STACK_BYTES_MAX: Final = 16 * 1024
 STACK_FILE_BYTES_MAX: Final = 512 * 1024
 ASK: Final = signal.SIGUSR2
 """Has a process write its stacks between two steps of its interpreter, where all are whole."""
-FORCE: Final = signal.SIGRTMAX
+FORCE: Final = signal.SIGURG
 """The same at once and in C, for one whose interpreter does not step. Between a call and a return
 the stack is not whole: a busy process asked so died of it once in one to eight thousand times
-(CPython 3.11.7; github.com/python/cpython/issues/116008 is the same with threads)."""
+(CPython 3.11.7; github.com/python/cpython/issues/116008 is the same with threads). Of the signals
+that a process without a handler ignores, it is the one that nobody sends."""
+BEGIN: Final = b"[stacks, as asked for]\n"
+END: Final = b"[end of stacks]\n"
+"""Around an answer: one that is being written is none yet."""
+_ABORTED: Final = b"Fatal Python error: Aborted"
+_FATAL: Final = b"Fatal Python error"
+
+
+class Writer:
+    """Writes the stacks of this process: when asked, when forced, and when it dies of a fault."""
+
+    __slots__ = ("_fd", "_file")
+
+    def __init__(self) -> None:
+        self._fd, self._file = -1, (0, 0)
+
+    def open(self, path: str) -> None:
+        """Point faulthandler at the file; without one the process lives, and shows nothing."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(path, flags, 0o600)
+        except OSError:
+            return
+        status = os.fstat(self._fd)
+        self._file = (status.st_dev, status.st_ino)
+        faulthandler.enable(file=self._fd, all_threads=True)
+        # This thread's only: others may be running while it is stuck outside the interpreter.
+        faulthandler.register(FORCE, file=self._fd, all_threads=False)
+
+    def on_ask(self, signum: int, frame: FrameType | None) -> None:
+        """Answer; the handler of ASK."""
+        if frame and frame.f_code is Writer.on_ask.__code__:
+            return  # asked while answering: a storm of questions would go too deep
+        try:
+            status = os.fstat(self._fd)
+            if (status.st_dev, status.st_ino) != self._file:
+                return  # a job closed it, and the number is another file's
+            if status.st_size > STACK_FILE_BYTES_MAX:
+                os.ftruncate(self._fd, 0)
+            os.write(self._fd, BEGIN)
+            faulthandler.dump_traceback(self._fd, all_threads=True)
+            os.write(self._fd, END)
+        except OSError:
+            pass  # there was none, or a job closed it
 
 
 def clear(path: str) -> None:
@@ -58,10 +104,24 @@ def tail(path: str, bytes_max: int, since_bytes: int = 0) -> bytes:
 
 
 def read(path: str, since_bytes: int = 0) -> str:
-    """Return at most STACK_BYTES_MAX of it; control characters would reach a terminal."""
-    data = tail(path, 4 * STACK_BYTES_MAX, since_bytes)
-    # The last fatal error if there is one (what was asked for came before it).
-    fatal = data.rfind(b"Fatal Python error")
-    data = data[-STACK_BYTES_MAX:] if fatal < 0 else data[fatal : fatal + STACK_BYTES_MAX]
+    """Return what was written since the last answer, the last fatal error alone if there is one.
+
+    An abort is where it begins: to write the stack of a busy process may itself be fatal.
+    """
+    data = tail(path, STACK_FILE_BYTES_MAX, since_bytes).rpartition(END)[2]
+    fatal = data.rfind(_ABORTED)
+    fatal = data.rfind(_FATAL) if fatal < 0 else fatal
+    return _shown(data[-STACK_BYTES_MAX:] if fatal < 0 else data[fatal : fatal + STACK_BYTES_MAX])
+
+
+def answer(path: str, since_bytes: int) -> str | None:
+    """Return the last whole answer that was begun since then; None while there is none."""
+    before, end, _ = tail(path, STACK_FILE_BYTES_MAX, since_bytes).rpartition(END)
+    _, begin, data = before.rpartition(BEGIN)
+    return _shown(data[-STACK_BYTES_MAX:]) if end and begin else None
+
+
+def _shown(data: bytes) -> str:
+    """Return it as text; control characters would reach a terminal."""
     text = data.decode("utf-8", "replace")
     return "".join(c for c in text if c == "\n" or c == "\t" or c.isprintable()).strip()

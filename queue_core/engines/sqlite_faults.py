@@ -53,11 +53,11 @@ def of_sqlite(path: Path, error: sqlite3.Error) -> QueueError:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return QueueBusy(f"{path} is locked by a program that does not use {path}.lock")
         case sqlite3.SQLITE_PROTOCOL:
-            # For 10 s a process has been between two steps that take a microsecond: it was
-            # stopped there (sqlite.org/rescode.html#protocol).
+            # SQLite has waited 10 s for a process that is between two steps which take a
+            # microsecond: it was stopped there (sqlite.org/rescode.html#protocol).
             return QueueBusy(
-                f"{path}: a process that has it open is stopped, and holds up the others; "
-                "continue it (kill -CONT), or end it"
+                f"{path}: a process that has it open is stopped, or gets no processor time, and "
+                "holds up the others; continue it (kill -CONT), or end it"
             )
         case sqlite3.SQLITE_FULL:
             return DatabaseFull(f"{path}: the disk is full; free space, then try again")

@@ -236,7 +236,7 @@ class Library(Arena):
         self._fork(kind, work)
 
     def _freeze(self, pid: int) -> None:
-        """Freeze a consumer, by preference while it holds claims: those are lost meanwhile.
+        """Freeze a consumer that holds claims, if it soon does: those are lost meanwhile.
 
         Not while it holds a lock, though, which would let nobody take them, and SQLite's
         readers, ours too, give up.

@@ -38,8 +38,8 @@ def test_usr2_shows_stacks_even_of_a_job_that_never_comes_back(host: HostMaker) 
     found = show(tree)
     assert found.keys() == {"supervisor", "a/0", "keeper"}
     assert "in act" in found["a/0"]
-    assert "in _on_ask" not in found["a/0"]
-    assert "in _on_ask" in found["keeper"]
+    assert "in on_ask" not in found["a/0"]
+    assert "in on_ask" in found["keeper"]
     assert "in main" in found["keeper"]
     assert "in _on_signal" in found["supervisor"]
     assert tree.output() == "", "a stack was written beside the log"
@@ -62,16 +62,82 @@ def test_who_is_asked_again_shows_where_it_is_now(host: HostMaker) -> None:
 
 
 def test_a_stopped_process_does_not_keep_the_others_from_being_shown(host: HostMaker) -> None:
-    """Its line says that there are none."""
+    """Its line says that there are none; it answers later, and in no other way."""
     tree = host(pools=[["a", 1, {}]]).started()
     pid = started_on(tree, "until gate")
+    (slot,) = [one for one in tree.slots() if one.pid == pid]
     os.kill(pid, signal.SIGSTOP)
     found = show(tree)
     assert found["a/0"].startswith("it wrote none")
     assert "in main" in found["keeper"]
     os.kill(pid, signal.SIGCONT)
+    assert wait_until(lambda: stacks.answer(slot.stack_path, 0))
+    written = Path(slot.stack_path).read_text()
+    assert written.count("most recent call first") == written.count(stacks.BEGIN.decode()) == 1
     (tree.folder / "gate").touch()
     assert tree.stop() == 0
+
+
+def test_one_that_is_stuck_holds_up_nobody_however_often_one_asks(host: HostMaker) -> None:
+    """The others are shown at once, and it is when its time has come, not ever later."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    started_on(tree, "stick")
+    shown: list[str] = []
+
+    def stuck_is_shown() -> bool:
+        tree.send(signal.SIGUSR2)
+        shown[:] = [one["process"] for one in tree.events("process_stacks")]
+        return "a/0" in shown
+
+    wait_until(stuck_is_shown, poll_seconds=0.05)
+    assert shown.index("keeper") < shown.index("a/0")
+    assert shown.count("keeper") > 1
+
+
+def test_an_answer_is_shown_when_it_is_whole(tmp_path: Path) -> None:
+    """None of one that is being written, nor the rest of one that was begun before."""
+    path = tmp_path / "stacks"
+    begin, end = stacks.BEGIN.decode(), stacks.END.decode()
+    path.write_text(f"{begin}old\n")
+    before = stacks.size(str(path))
+    for more, shown in (
+        (f"rest of old\n{end}", None),
+        (f"{begin}half", None),
+        (f" whole\n{end}", "half whole"),
+        (f"{begin}next\n", "half whole"),
+    ):
+        path.write_text(path.read_text() + more)
+        assert stacks.answer(str(path), before) == shown
+
+
+def test_a_death_is_told_with_what_was_written_as_it_died(tmp_path: Path) -> None:
+    """Not with an answer from before; and a fault in the midst of an abort hides no line of it."""
+    path = tmp_path / "stacks"
+    asked = f"{stacks.BEGIN.decode()}asked\n{stacks.END.decode()}"
+    path.write_text(asked)
+    assert stacks.read(str(path)) == ""
+    died = "Fatal Python error: Aborted\n\n  File here\n  File Fatal Python error: Segmentation"
+    path.write_text(asked + died)
+    assert stacks.read(str(path)) == died
+
+
+def test_a_file_that_got_the_number_of_the_stacks_is_not_written_to(tmp_path: Path) -> None:
+    """A job that closes everything and opens its own file keeps what it has there."""
+    mine = tmp_path / "mine"
+    if (pid := os.fork()) == 0:
+        writer = stacks.Writer()
+        writer.open(str(tmp_path / "stacks"))
+        os.closerange(3, 100)
+        fd = os.open(mine, os.O_RDWR | os.O_CREAT, 0o600)
+        while fd < 100:
+            os.write(fd, b"x" * (stacks.STACK_FILE_BYTES_MAX + 1))
+            fd = os.dup(fd)
+        writer.on_ask(signal.SIGUSR2, None)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    content = mine.read_bytes()
+    assert len(content) > stacks.STACK_FILE_BYTES_MAX
+    assert content == b"x" * len(content)
 
 
 def test_a_busy_worker_survives_thousands_of_questions(host: HostMaker) -> None:
