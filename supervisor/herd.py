@@ -144,7 +144,7 @@ class Herd:
     def start(self, seat: Seat, now_ns: int) -> Process | None:
         """Fork a process for a seat; None when there is no free record or the kernel refuses."""
         squad = seat.squad
-        slot = self.table.take()
+        slot = self.table.take(upkeep=squad.kind is not Kind.WORKER)
         if slot is None:
             log.warning(WORKER_START_FAILED, process=seat.name, why="no free slot: keeper behind")
             return None

@@ -21,6 +21,7 @@ from supervisor.policy import SECOND_NS, Cause
 from supervisor.roster import Roster
 from supervisor.slot import Kind
 from supervisor.slotpaths import SlotsError
+from supervisor.slots import UPKEEP_RECORDS
 from supervisor.trial import Trial
 from supervisor.wishes import Wishes
 
@@ -146,7 +147,7 @@ class Rolling:
         """Raise SlotsError when the shared file, whose size was set at the start, is too small."""
         table = self._tree.table
         processes = sum(spec.processes for spec in fresh.pools)
-        if processes + UPKEEP_PROCESSES > len(table.slots):
+        if processes + UPKEEP_PROCESSES + UPKEEP_RECORDS > len(table.slots):
             raise SlotsError(f"{processes} workers are too many for a reload; restart instead")
         for spec in fresh.pools:
             table.add_pool(spec.name)

@@ -46,6 +46,8 @@ _MAGIC: Final = int.from_bytes(b"herdsman", "little")
 _LAYOUT: Final = 1
 _HEADER_WORDS: Final = 512
 _SPARE_POOLS: Final = 16
+UPKEEP_RECORDS: Final = 4
+"""Kept free for the keeper and `web`, each with a successor."""
 
 _H_MAGIC, _H_LAYOUT, _H_BOOT, _H_BOOT2, _H_UUID, _H_UUID2, _H_CAPACITY, _H_POOLS = range(8)
 _H_POOLS_MAX, _H_DRAINING, _H_PID, _H_START, _H_TICK, _H_WAKE, _H_RELOAD_OK = range(8, 15)
@@ -294,9 +296,15 @@ class SlotTable:
         at = slot.pool_index
         return self._pool_records[at].name if at < self._words[_H_POOLS] else ""
 
-    def take(self) -> Slot | None:
-        """Return a FREE record; None when all are in use."""
-        free = (slot for slot in self.slots if slot.state == SlotState.FREE)
+    def take(self, *, upkeep: bool = False) -> Slot | None:
+        """Return a FREE record; None when all are in use, or all but those kept for upkeep.
+
+        Only the keeper frees the records of dead workers. If those took all while it is dead
+        itself, it could never be started again.
+        """
+        free = [slot for slot in self.slots if slot.state == SlotState.FREE]
+        if not upkeep and len(free) <= UPKEEP_RECORDS:
+            return None
         # The one whose process died first: the deaths of late stay readable for longest.
         return min(free, key=lambda slot: slot.died_ns, default=None)
 

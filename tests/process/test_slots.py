@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from supervisor.slot import BATCH_MAX, NOTE_BYTES_MAX, Kind, Slot, SlotState
 from supervisor.slots import (
+    UPKEEP_RECORDS,
     SlotsError,
     SlotTable,
     find_slots,
@@ -32,13 +33,13 @@ UUID = str(uuid.uuid4())
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[SlotTable]:
-    """Return a table of four records and two pools."""
+    """Return a table of two pools, and of four records that workers may have."""
     made = create(tmp_path / "t.slots")
     yield made
     made.close()
 
 
-def create(path: Path, capacity: int = 4) -> SlotTable:
+def create(path: Path, capacity: int = 4 + UPKEEP_RECORDS) -> SlotTable:
     """Create a table."""
     return SlotTable.create(path, instance_uuid=UUID, pools=["a", "b"], capacity=capacity)
 
@@ -213,6 +214,20 @@ def test_a_full_place_is_an_error_and_no_crash_later(tmp_path: Path) -> None:
 
 
 # ---- records --------------------------------------------------------------------------------
+
+
+def test_the_last_records_are_for_the_keeper_and_web(table: SlotTable) -> None:
+    """Workers get the others, until somebody frees one."""
+    taken = []
+    while (slot := table.take()) is not None:
+        slot.open(name="a/0", pool_index=0, kind=Kind.WORKER, now_ns=1)
+        taken.append(slot)
+    assert len(taken) == len(table.slots) - UPKEEP_RECORDS
+    for _ in range(UPKEEP_RECORDS):
+        kept = table.take(upkeep=True)
+        assert kept is not None
+        kept.open(name="keeper", pool_index=0, kind=Kind.KEEPER, now_ns=1)
+    assert table.take(upkeep=True) is None
 
 
 def test_a_dead_record_waits_until_it_is_freed(table: SlotTable) -> None:

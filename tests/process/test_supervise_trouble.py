@@ -6,8 +6,10 @@ import os
 import resource
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 
+from supervisor.slot import Kind
 from tests.conftest import wait_until
 from tests.process.conftest import HostMaker
 
@@ -63,6 +65,33 @@ def test_a_supervisor_that_can_do_nothing_for_long_gives_up_and_leaves_nobody(
     assert [event["exit_code"] for event in tree.events("supervisor_stopped")] == [70]
     assert [event["exit_code"] for event in tree.events("supervisor_gave_up")] == [70]
     wait_until(lambda: tree.all_processes() == [])
+
+
+def test_workers_that_die_without_a_keeper_leave_room_for_one(host: HostMaker) -> None:
+    """It alone frees the records of the dead, so it must come back when all the others are full."""
+    quick = {"supervisor.roster.START_RETRY_NS": 50_000_000, **FAST}
+    tree = host(pools=[["a", 1, {}]], capacity=6, constants=quick).started()
+    os.kill(tree.pid_of("keeper"), signal.SIGSTOP)
+
+    def kill(kind: Kind) -> None:
+        for pid in [slot.pid for slot in tree.slots() if slot.kind is kind]:
+            if pid:  # else it is being started
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def refused() -> bool:
+        kill(Kind.WORKER)
+        return "no free slot" in str(tree.events("worker_start_failed"))
+
+    def keeper_died_often() -> bool:
+        kill(Kind.KEEPER)
+        kill(Kind.WORKER)
+        return sum(event["process"] == "keeper" for event in tree.events("worker_exited")) >= 6
+
+    wait_until(refused)
+    wait_until(keeper_died_often)
+    wait_until(lambda: tree.pid_of("keeper") and tree.workers())
+    assert tree.stop() == 0
 
 
 def test_a_term_while_a_reload_is_tried_ends_the_reload_too(
