@@ -37,7 +37,7 @@ def run(tree: Service, *args: object, code: int = 0) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "supervisor", "chaos", "--yes", "--json", *map(str, args)],
         cwd=tree.folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.getcwd()}, timeout=SECONDS + 100,
+        env={**os.environ, "PYTHONPATH": os.getcwd()}, timeout=SECONDS + 200,
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -50,7 +50,7 @@ def failed(found: dict[str, Any]) -> dict[str, str]:
     return {check["name"]: check["seen"] for check in found["checks"] if not check["ok"]}
 
 
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.timeout(SECONDS + 220)
 def test_every_job_is_accounted_for_whatever_is_killed(service: Maker) -> None:
     """Workers, keeper and web die at random; each job is done, or dead as poison, and known."""
     tree = service(processes=2, web=True).started()
