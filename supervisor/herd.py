@@ -32,6 +32,7 @@ WORKER_STARTED: Final = "worker_started"
 WORKER_EXITED: Final = "worker_exited"
 WORKER_START_FAILED: Final = "worker_start_failed"
 WORKER_SIGNALLED: Final = "worker_signalled"
+NO_RECORD: Final = "no free slot: the keeper is behind, or too many processes are leaving"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +147,7 @@ class Herd:
         squad = seat.squad
         slot = self.table.take(upkeep=squad.kind is not Kind.WORKER)
         if slot is None:
-            log.warning(WORKER_START_FAILED, process=seat.name, why="no free slot: keeper behind")
+            log.warning(WORKER_START_FAILED, process=seat.name, why=NO_RECORD)
             return None
         slot.open(name=seat.name, pool_index=squad.record.index, kind=squad.kind, now_ns=now_ns)
         role = child.Role(name=seat.name, pool=squad.name, main=squad.main, kind=squad.kind)

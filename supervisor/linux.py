@@ -75,6 +75,37 @@ def state_of(pid: int) -> str:
         return "?"
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal, and its main thread does not block it.
+
+    Source: proc_pid_status(5), SigCgt and SigBlk.
+    """
+    masks = {"SigCgt": 0, "SigBlk": -1}
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name in masks:
+                    masks[name] = int(value, 16)
+    except (OSError, ValueError):
+        return False
+    return bool((masks["SigCgt"] & ~masks["SigBlk"]) >> (signum - 1) & 1)
+
+
+def has_open(pid: int, path: str) -> bool:
+    """Whether a process has this very file open, whatever name it was opened by."""
+    try:
+        wanted = os.stat(path)
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                return True
+    return False
+
+
 def start_time(pid: int | str = "self") -> int:
     """Return when a process started, in clock ticks since boot; 0 when there is none.
 

@@ -1,7 +1,8 @@
 """Replace processes one at a time: after a reload, and when they have had their time.
 
 The successor boots beside the old process, which is only then told to leave, so
-that a pool never shrinks, and a configuration that cannot boot hurts nothing.
+that a configuration that cannot boot hurts nothing. Only a pool of four and more that is
+well has one leave first when it has had its time, and lacks it for as long as a boot takes.
 
 Boundary: whose turn it is. Forking and signalling is `herd`'s, the seats are
 `roster`'s; the trial of a new configuration is `trial`'s.
@@ -47,9 +48,9 @@ SPARE_BELOW: Final = 4
 class Rolling:
     """Grants turns: at most one successor of the whole tree boots beside its process.
 
-    A pool in which one leaves, or has yet to boot, replaces none for its age or its jobs: with
-    long jobs it would come to twice its processes, or to none that works. What a small pool
-    cannot wait with is memory, and an operator's wish. Other pools, and a reload, never wait.
+    A pool in which one leaves, or has yet to boot, replaces none that has had its time: with
+    long jobs it would come to a multiple of its processes, or to none that works. Other pools,
+    and a reload, do not wait for those jobs; in a small pool, an operator's wish does not.
     """
 
     def __init__(self, tree: Tree, herd: Herd, roster: Roster, notifier: Notifier) -> None:
@@ -179,6 +180,8 @@ class Rolling:
             if not self._over_for(self._turn):
                 return
             self._turn = None
+        # What a pool lacks comes before what it is to get in exchange.
+        self._roster.fill(self._roster.squads, now_ns)
         if self._rolling:
             self._roll(now_ns)
         else:
@@ -234,17 +237,19 @@ class Rolling:
         leaving = {
             one.seat.squad
             for one in self._herd.of(Kind.WORKER)
-            if one.told and one.asked not in (Cause.SCALE, Cause.DRAIN)
+            if one.rung or (one.told and one.asked not in (Cause.SCALE, Cause.DRAIN))
         }
         for squad in self._roster.pools:
             small = len(squad.seats) < SPARE_BELOW
+            # Where one cannot boot, the next is to have booted before another leaves.
+            spare = small or any(seat.history.failures for seat in squad.seats)
             patient = squad in leaving or not all(self._settled(seat) for seat in squad.seats)
             if patient and not small:
                 continue
             limits = judgement.Recycling(
-                max_jobs=None if patient else squad.limits.max_jobs,
+                max_jobs=squad.limits.max_jobs,
                 max_rss_bytes=squad.limits.max_rss_bytes,
-                max_age_seconds=None if patient else squad.limits.max_age_seconds,
+                max_age_seconds=squad.limits.max_age_seconds,
             )
             for seat in squad.seats:
                 process = seat.process
@@ -262,15 +267,19 @@ class Rolling:
                     age_ns=now_ns - slot.boot_ns,
                     share=process.share,
                 )
-                if why is None or now_ns < seat.heir_at_ns:
+                if why is None or (patient and not wished) or now_ns < seat.heir_at_ns:
                     continue
+                if not self._grant(seat, now_ns, spare=spare):
+                    continue  # later; meanwhile others have their turn
                 log.info(WORKER_RECYCLED, process=seat.name, why=why)
-                self._grant(seat, now_ns, spare=small)
                 return
 
-    def _grant(self, seat: Seat, now_ns: int, *, spare: bool) -> None:
+    def _grant(self, seat: Seat, now_ns: int, *, spare: bool) -> bool:
+        """Begin to replace a seat's process; say whether it could be begun."""
         if spare:
-            if self._roster.start_heir(seat, now_ns):
-                self._turn = seat
+            if not self._roster.start_heir(seat, now_ns):
+                return False
+            self._turn = seat
         elif seat.process is not None:
             self._herd.retire(seat.process, Cause.RECYCLE)
+        return True

@@ -162,6 +162,9 @@ class Roster:
     def start_heir(self, seat: Seat, now_ns: int) -> bool:
         """Start a successor beside the process of a seat; say whether it could be."""
         seat.heir = self.herd.start(seat, now_ns)
+        if seat.heir is None:
+            seat.heir_at_ns = now_ns + START_RETRY_NS
+            self.herd.due(seat.heir_at_ns)
         return seat.heir is not None
 
     # ---- news of the living -----------------------------------------------------------

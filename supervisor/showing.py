@@ -15,7 +15,7 @@ import structlog
 
 from supervisor import stacks
 from supervisor.herd import Herd, Process
-from supervisor.linux import cpu_us, state_of
+from supervisor.linux import catches, cpu_us, has_open, state_of
 from supervisor.policy import SECOND_NS
 
 log = structlog.get_logger("herdsman.supervise")
@@ -29,10 +29,11 @@ ASKED_LOOKS: Final = 10
 """So long, and so often looked at, a process has time to answer before it counts as stuck; it
 may be we who slept."""
 STUCK_CPU_US: Final = 100_000
-"""So much processor time without an answer is spent in C: a Python step would have given one."""
-FORCED_NS: Final = SECOND_NS // 2
-"""So long one that is stuck has to write its stack in C."""
+"""So much processor time without an answer is spent in C: a Python step would have given one,
+unless a job has taken the signal for itself."""
 ANSWER_NS: Final = 5 * SECOND_NS
+ANSWER_LOOKS: Final = 50
+"""So long, and so often looked at, it has to write anything at all."""
 NOTHING: Final = "it wrote none: it is stopped, has no processor time, or cannot write its file"
 
 
@@ -44,7 +45,8 @@ class _Question:
     asked_ns: int
     cpu_us: int
     looks: int = 0
-    forced_ns: int | None = None
+    forced: bool = False
+    seen_bytes: int = 0
 
 
 class Showing:
@@ -74,7 +76,7 @@ class Showing:
                 asked_ns=now_ns,
                 cpu_us=cpu_us(process.pid),
             )
-            self._herd.send(process, stacks.ASK)  # masked in a child until it has a handler
+            _ask(self._herd, process)
         own = "".join(traceback.format_stack()).strip()
         log.info(PROCESS_STACKS, process="supervisor", pid=os.getpid(), stacks=own)
 
@@ -101,22 +103,37 @@ class Showing:
         answer = stacks.answer(path, before_bytes)
         if answer is not None:
             return answer
-        if question.forced_ns is not None:
-            late = now_ns - question.forced_ns >= FORCED_NS
-            return (stacks.read(path, before_bytes) or NOTHING) if late else None
-        since_ns = now_ns - question.asked_ns
-        if since_ns >= ANSWER_NS:
-            return NOTHING
         question.looks += 1
+        since_ns, size = now_ns - question.asked_ns, stacks.size(path)
+        over = since_ns >= ANSWER_NS and question.looks >= ANSWER_LOOKS
+        if question.forced and size > before_bytes and (size == question.seen_bytes or over):
+            return stacks.read(path, before_bytes) or NOTHING
+        question.seen_bytes = size
+        if over:
+            return NOTHING
+        if question.forced:
+            return None
         if since_ns >= ASKED_NS and question.looks >= ASKED_LOOKS and _stuck(process, question):
-            question.forced_ns = now_ns
+            question.forced = True
             self._herd.send(process, stacks.FORCE)
-        else:
-            self._herd.send(process, stacks.ASK)  # it may have been answering another
+        elif question.looks & (question.looks - 1) == 0:  # ever more seldom
+            _ask(self._herd, process)  # it may have been answering another
         return None
 
 
+def _ask(herd: Herd, process: Process) -> None:
+    """Send the question, unless it would be fatal: a job may have taken the handler away."""
+    if catches(process.pid, stacks.ASK):
+        herd.send(process, stacks.ASK)
+
+
 def _stuck(process: Process, question: _Question) -> bool:
-    """Whether a process is in C, where its stack does not change, and stays there."""
+    """Whether a process is in C, where its stack does not change, stays there, and can write.
+
+    A job may have closed the file, and what has its number now is not for stacks.
+    """
     state = state_of(process.pid)
-    return state in "SD" or (state == "R" and cpu_us(process.pid) - question.cpu_us >= STUCK_CPU_US)
+    still = state in "SD" or (
+        state == "R" and cpu_us(process.pid) - question.cpu_us >= STUCK_CPU_US
+    )
+    return still and has_open(process.pid, process.slot.stack_path)

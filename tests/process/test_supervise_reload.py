@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import closing
 
 import pytest
@@ -198,13 +199,78 @@ def test_a_big_pool_never_lacks_more_than_one_worker(host: HostMaker) -> None:
     (tree.folder / "boot").write_text("sleep 0.2")
     at_work: list[int] = []
 
-    def recycled_often() -> bool:
+    def look() -> list[tuple[int, int, bool]]:
         slots = [slot for slot in tree.slots() if slot.name.startswith("a/")]
-        at_work.append(sum(1 for slot in slots if slot.ready_ns and not slot.retire))
+        return [(slot.index, slot.epoch, slot.ready_ns > 0 and not slot.retire) for slot in slots]
+
+    def recycled_often() -> bool:
+        seen = look()
+        if seen == look():  # else they changed while we looked from one to the next
+            at_work.append(sum(working for *_, working in seen))
         return len(tree.events("worker_recycled")) >= 8
 
     wait_until(recycled_often)
     assert min(at_work) == 3
+    assert tree.stop() == 0
+
+
+def test_a_big_pool_whose_successors_cannot_boot_keeps_the_others(host: HostMaker) -> None:
+    """One leaves in vain; from then on a successor is to have booted first."""
+    tree = host(pools=[["a", 4, {"max_age_seconds": 0.2}]], constants=FAST).started()
+    before = tree.workers()
+    (tree.folder / "boot").write_text("exit 3")
+    exited = lambda: [one["cause"] for one in tree.events("worker_exited")]  # noqa: E731
+    wait_until(lambda: exited().count("boot") >= 6)
+    assert exited().count("recycle") == 1
+    assert len(before.items() & tree.workers().items()) == 3
+    (tree.folder / "boot").unlink()
+    wait_until(lambda: not before.items() & tree.workers().items() and len(tree.workers()) == 4)
+    assert tree.stop() == 0
+
+
+def test_a_pool_does_not_grow_while_its_old_workers_are_busy(host: HostMaker) -> None:
+    """Each new one takes a long job, and is over its memory at once: it waits for the old."""
+    tree = host(pools=[["a", 2, {}]]).started()
+    used = wait_until(lambda: min(slot.rss_bytes for slot in tree.slots()))
+    tree.configure(pools=[["a", 2, {"max_rss_bytes": used * 2 // 3}]])
+    tree.put(*["until gate"] * 8)
+    wait_until(lambda: len(tree.names("claimed")) == 2)
+    tree.send(signal.SIGHUP)
+    wait_until(lambda: len(tree.names("claimed")) == 4, what="the reload doubles it")
+
+    def all_are_over() -> bool:
+        workers = [slot for slot in tree.slots() if slot.name.startswith("a/")]
+        return len(workers) == 4 and all(slot.rss_bytes > used * 2 // 3 for slot in workers)
+
+    wait_until(all_are_over)
+    for looks in range(1, 6):  # at each the supervisor takes a turn
+        tree.send(signal.SIGUSR2)
+        wait_until(lambda looks=looks: keepers_shown(tree) >= looks)
+    assert len(tree.names("claimed")) == 4
+    assert tree.events("worker_recycled") == []
+    (tree.folder / "gate").touch()
+    wait_until(lambda: len(tree.names("done")) == 8)
+    wait_until(lambda: tree.events("worker_recycled"))
+    assert tree.stop() == 0
+
+
+def keepers_shown(tree: Host) -> int:
+    """Return how often the keeper has answered a question."""
+    return sum(one["process"] == "keeper" for one in tree.events("process_stacks"))
+
+
+def test_a_successor_that_cannot_be_started_is_tried_again_later(host: HostMaker) -> None:
+    """Once a second, not at each turn; and it is not said that the worker was recycled."""
+    retry = {"supervisor.roster.START_RETRY_NS": 200_000_000}
+    tree = host(pools=[["a", 1, {"max_age_seconds": 0.1}]], capacity=6, constants=retry).started()
+    before = tree.workers()
+    times = lambda: len(tree.events("worker_start_failed"))  # noqa: E731
+    wait_until(times)
+    began, first = time.monotonic(), times()
+    wait_until(lambda: times() >= first + 5)
+    assert time.monotonic() - began > 0.5
+    assert tree.events("worker_recycled") == []
+    assert tree.workers() == before
     assert tree.stop() == 0
 
 

@@ -92,6 +92,7 @@ def test_one_that_is_stuck_holds_up_nobody_however_often_one_asks(host: HostMake
     wait_until(stuck_is_shown, poll_seconds=0.05)
     assert shown.index("keeper") < shown.index("a/0")
     assert shown.count("keeper") > 1
+    assert "in act" in tree.events("process_stacks")[shown.index("a/0")]["stacks"]
 
 
 def test_an_answer_is_shown_when_it_is_whole(tmp_path: Path) -> None:
@@ -124,20 +125,30 @@ def test_a_death_is_told_with_what_was_written_as_it_died(tmp_path: Path) -> Non
 def test_a_file_that_got_the_number_of_the_stacks_is_not_written_to(tmp_path: Path) -> None:
     """A job that closes everything and opens its own file keeps what it has there."""
     mine = tmp_path / "mine"
+    content = b"x" * (stacks.STACK_FILE_BYTES_MAX + 1)
+    mine.write_bytes(content)
     if (pid := os.fork()) == 0:
-        writer = stacks.Writer()
-        writer.open(str(tmp_path / "stacks"))
-        os.closerange(3, 100)
-        fd = os.open(mine, os.O_RDWR | os.O_CREAT, 0o600)
-        while fd < 100:
-            os.write(fd, b"x" * (stacks.STACK_FILE_BYTES_MAX + 1))
-            fd = os.dup(fd)
-        writer.on_ask(signal.SIGUSR2, None)
-        os._exit(0)
+        code = 1
+        try:
+            writer = stacks.Writer()
+            writer.open(str(tmp_path / "stacks"))
+            os.dup2(os.open(mine, os.O_RDWR), writer._fd)
+            writer.on_ask(signal.SIGUSR2, None)
+            code = 0
+        finally:
+            os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
-    content = mine.read_bytes()
-    assert len(content) > stacks.STACK_FILE_BYTES_MAX
-    assert content == b"x" * len(content)
+    assert mine.read_bytes() == content
+
+
+def test_a_job_that_gave_the_signal_its_fatal_meaning_back_lives(host: HostMaker) -> None:
+    """It is not asked; as it waits, its stack is written in C."""
+    tree = host(pools=[["a", 1, {}]]).started()
+    started_on(tree, "deaf_to_questions")
+    assert "in _deaf_to_questions" in show(tree)["a/0"]
+    (tree.folder / "gate").touch()
+    wait_until(lambda: tree.names("done") == [1])
+    assert tree.stop() == 0
 
 
 def test_a_busy_worker_survives_thousands_of_questions(host: HostMaker) -> None:

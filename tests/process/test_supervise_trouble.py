@@ -69,7 +69,11 @@ def test_a_supervisor_that_can_do_nothing_for_long_gives_up_and_leaves_nobody(
 
 def test_workers_that_die_without_a_keeper_leave_room_for_one(host: HostMaker) -> None:
     """It alone frees the records of the dead, so it must come back when all the others are full."""
-    quick = {"supervisor.roster.START_RETRY_NS": 50_000_000, **FAST}
+    quick = {
+        "supervisor.roster.START_RETRY_NS": 50_000_000,
+        "supervisor.policy.BACKOFF_CAP_SECONDS": 0.5,
+        **FAST,
+    }
     tree = host(pools=[["a", 1, {}]], capacity=6, constants=quick).started()
     os.kill(tree.pid_of("keeper"), signal.SIGSTOP)
 

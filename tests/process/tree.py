@@ -186,6 +186,11 @@ def _environment(rest: str, folder: Path) -> None:
     (folder / "environment").write_text(json.dumps(dict(os.environ)))
 
 
+def _deaf_to_questions(rest: str, folder: Path) -> None:
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    _until("gate", folder)
+
+
 ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "sleep": lambda rest, folder: time.sleep(float(rest)),
     "hold_gil": _hold_gil,
@@ -208,6 +213,7 @@ ACTIONS: dict[str, Callable[[str, Path], None]] = {
     "deaf": _deaf,
     "environment": _environment,
     "until": _until,
+    "deaf_to_questions": _deaf_to_questions,
     "fault_on_abort": _fault_on_abort,
     "stick": lambda rest, folder: sum(itertools.repeat(1)) and None,
     "babble": _babble,
