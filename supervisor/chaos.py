@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from queue_core import stats
@@ -25,7 +24,7 @@ from queue_core.stats import Snapshot
 from queue_core.upkeep import Upkeep
 from supervisor import closeup
 from supervisor.closeup import Tree
-from supervisor.linux import start_time
+from supervisor.linux import start_time, stat_of
 from supervisor.processes import WorkerState
 from supervisor.settings import Settings
 from supervisor.slots import Kind
@@ -318,10 +317,9 @@ def _zombies(parent: int) -> list[int]:
     """Return the dead children that a process has not reaped."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
-            if fields[0] == b"Z" and int(fields[1]) == parent:
-                found.append(int(name))
+        fields = stat_of(name)
+        if fields and fields[0] == b"Z" and int(fields[1]) == parent:
+            found.append(int(name))
     return found
 
 

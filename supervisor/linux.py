@@ -53,26 +53,32 @@ def proportional_bytes(pid: int) -> int:
     return resident_bytes(pid)
 
 
-def cpu_us(pid: int | str = "self") -> int:
-    """Return the processor time a process has used, in microseconds; 0 when there is none."""
+def stat_of(pid: int | str = "self") -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the state on; none when there is no such process.
+
+    The command name before them may hold blanks and brackets, so they are counted from its end.
+    Source: proc_pid_stat(5), whose field n is at n - 3 here.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-            return (int(fields[11]) + int(fields[12])) * _TICK_US
-    except (OSError, IndexError, ValueError):
-        return 0
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def cpu_us(pid: int | str = "self") -> int:
+    """Return the processor time a process has used, in microseconds; 0 when there is none."""
+    fields = stat_of(pid)
+    return (int(fields[11]) + int(fields[12])) * _TICK_US if fields else 0
 
 
 def state_of(pid: int) -> str:
     """Return the letter of a process's state (R runs or could, S and D wait, T is stopped).
 
-    "?" when there is no such process. Source: proc_pid_stat(5).
+    "?" when there is no such process.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return "?"
+    fields = stat_of(pid)
+    return fields[0].decode() if fields else "?"
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -107,15 +113,9 @@ def has_open(pid: int, path: str) -> bool:
 
 
 def start_time(pid: int | str = "self") -> int:
-    """Return when a process started, in clock ticks since boot; 0 when there is none.
-
-    The command name in field 2 may hold blanks and brackets, so count from its end.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
+    """Return when a process started, in clock ticks since boot; 0 when there is none."""
+    fields = stat_of(pid)
+    return int(fields[19]) if fields else 0
 
 
 def wall_seconds(ticks: int) -> float | None:

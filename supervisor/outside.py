@@ -32,6 +32,7 @@ from supervisor.calls import (
     error_text,
     failure_of,
 )
+from supervisor.linux import start_time, stat_of
 from supervisor.logs import current_job
 
 EXIT_RETRY: Final = 75
@@ -174,7 +175,7 @@ def _rest(pipe: IO[bytes]) -> bytes:
 def _kill(process: subprocess.Popen[bytes], leader: bool) -> None:
     """Kill the command and everything it started that is still in the process group."""
     if leader:
-        born = _birth(process.pid)
+        born = start_time(process.pid) or 2**63  # gone: nobody is younger
         for _ in range(10):  # again, because what is killed may just have forked
             younger = [pid for pid, birth in _group_mates() if birth >= born]
             for pid in younger:
@@ -195,22 +196,9 @@ def _group_mates() -> Iterator[tuple[int, int]]:
     own, group = os.getpid(), os.getpgrp()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != own:
-            fields = _stat(int(entry.name))
-            if fields and int(fields[2]) == group and fields[0] != "Z":
+            fields = stat_of(entry.name)
+            if fields and int(fields[2]) == group and fields[0] != b"Z":
                 yield int(entry.name), int(fields[19])
-
-
-def _birth(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[19]) if fields else 2**63
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def _facts(claimed: Claimed) -> Mapping[str, str]:

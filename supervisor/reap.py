@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from supervisor.linux import INSTANCE_VARIABLE, TITLE, children, kill_group, start_time
+from supervisor.linux import INSTANCE_VARIABLE, TITLE, children, kill_group, start_time, stat_of
 from supervisor.slot import SlotState
 from supervisor.slots import SlotTable
 
@@ -229,9 +229,8 @@ def _ancestors() -> set[int]:
     pid = os.getpid()
     while pid not in spare:
         spare.add(pid)
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        fields = stat_of(pid)
+        if not fields:
             break
+        pid = int(fields[1])
     return spare

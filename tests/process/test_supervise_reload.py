@@ -219,7 +219,10 @@ def test_a_big_pool_whose_successors_cannot_boot_keeps_the_others(host: HostMake
     tree = host(pools=[["a", 4, {"max_age_seconds": 0.2}]], constants=FAST).started()
     before = tree.workers()
     (tree.folder / "boot").write_text("exit 3")
-    exited = lambda: [one["cause"] for one in tree.events("worker_exited")]  # noqa: E731
+
+    def exited() -> list[str]:
+        return [one["cause"] for one in tree.events("worker_exited")]
+
     wait_until(lambda: exited().count("boot") >= 6)
     assert exited().count("recycle") == 1
     assert len(before.items() & tree.workers().items()) == 3
@@ -264,7 +267,10 @@ def test_a_successor_that_cannot_be_started_is_tried_again_later(host: HostMaker
     retry = {"supervisor.roster.START_RETRY_NS": 200_000_000}
     tree = host(pools=[["a", 1, {"max_age_seconds": 0.1}]], capacity=6, constants=retry).started()
     before = tree.workers()
-    times = lambda: len(tree.events("worker_start_failed"))  # noqa: E731
+
+    def times() -> int:
+        return len(tree.events("worker_start_failed"))
+
     wait_until(times)
     began, first = time.monotonic(), times()
     wait_until(lambda: times() >= first + 5)
